@@ -1,4 +1,25 @@
 # Makefile - builds everything into build/ (build-address/, build-thread/ with SAN=). `make help` lists the targets.
+
+# What may be set on make's command line. Another name there that is like one of these is an error, so that a misspelt one does not go unnoticed; any other is a
+# warning. Variables of the environment are not checked.
+VARIABLES := CC CFLAGS CUDA_ARCH CXX DESTDIR JOBS NVCC O PREFIX SAN SHELL WERROR \
+	BACKEND BIN GPUS HOST KV_DISK KV_DISK_MB KV_EVICTION KV_MB KV_MEMORY_MB KV_REDIS LAYOUT METRICS_PORT MODEL PORT QUESTION RUNDIR SET SPECULATIVE THREADS TOKENIZER TP \
+	CHAOS_SECONDS FUZZ_SECONDS MATCH N ONLY PARTS PD_FULL PD_GPU PD_MODEL PD_MODELS QUICK SEED SOAK_LEAVE SOAK_SECONDS SOAK_STREAMS SOAK_TIERS \
+	BENCH_WRITE BLOCKS BUDGET CASES CONCURRENCY CONNECTIONS COPY_BLOCKS CPU_TIME INPUTS LLAMA_BENCH MTU OVERLAP PAIRS PEER PEERS PEER_SERVER POLICIES RATIOS REQUESTS SECONDS SHAPES \
+	SLICE STREAMS SUITE TOKENS TURNS TYPES VARIANT
+# what packaging tools pass, whether it has an effect here or not
+PACKAGERS := AM_UPDATE_INFO_DIR CPPFLAGS CXXFLAGS DEB_% INSTALL LDFLAGS V VERBOSE
+UNKNOWN := $(filter-out $(VARIABLES) $(PACKAGERS),$(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v)))
+# a word of five letters may have two mistakes, one of three letters one: a letter too many, too few, wrong, or swapped with the next
+NEAREST  = $(firstword $(shell printf '%s\n' $(VARIABLES) | awk -v word='$(1)' 'function near(a, b, edits) { \
+	for (; a != "" && substr(a, 1, 1) == substr(b, 1, 1); b = substr(b, 2)) a = substr(a, 2); \
+	return a b == "" || edits && (near(substr(a, 2), b, edits - 1) || near(a, substr(b, 2), edits - 1) || near(substr(a, 2), substr(b, 2), edits - 1) || \
+		substr(a, 1, 2) == substr(b, 2, 1) substr(b, 1, 1) && near(substr(a, 3), substr(b, 3), edits - 1)) } \
+	BEGIN { word = toupper(word); most = length(word) > 4 ? 2 : length(word) > 2 } \
+	{ for (edits = 0; edits <= most; edits++) if (near(word, $$0, edits)) { print edits, $$0; next } }' | sort | cut -d' ' -f2))
+$(foreach v,$(UNKNOWN),$(if $(call NEAREST,$v),$(error $v is not a variable of this Makefile, $(call NEAREST,$v) is)))
+$(if $(filter 0,$(MAKELEVEL)),$(foreach v,$(UNKNOWN),$(warning $v is not a variable of this Makefile, so it has no effect: `make help` and docs/run.md name them)))
+
 CC      ?= gcc
 SAN     ?=
 O       := build$(if $(SAN),-$(SAN))
@@ -12,8 +33,8 @@ LIBS_pdrouterd := $(shell pkg-config --libs $(PKGS_pdrouterd) 2>/dev/null)
 # what only the messager links: ciphers of its data connections
 PKGS_pdmessagerd := libcrypto
 LIBS_pdmessagerd := $(shell pkg-config --libs $(PKGS_pdmessagerd) libibverbs 2>/dev/null)
-# what only pdctl links: line editing
-PKGS_pdctl := libedit
+# what only pdctl links: line editing, the client of chat
+PKGS_pdctl := libedit libcurl
 LIBS_pdctl := $(shell pkg-config --libs $(PKGS_pdctl) 2>/dev/null)
 PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) $(PKGS_pdmessagerd) $(PKGS_pdctl) libibverbs 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
 # the sanitizers double what the compiler does, and half of a whole check was compiling: with them, but for fuzzers, only what computes most is optimised.
@@ -27,7 +48,7 @@ TESTS    := tests/conform/% tests/fuzz/%
 WERROR   ?= -Werror
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
 # no fused multiply-add but where it is written: what is drawn does not depend on -march in CFLAGS
-ALLFLAGS  = -std=gnu11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -ffp-contract=off \
+ALLFLAGS  = -std=gnu11 -D_GNU_SOURCE $(WARN) $(CPPFLAGS) $(CFLAGS) -ffp-contract=off \
             -fno-omit-frame-pointer -pthread -Icommon -I. -I$(O)/gen $(SANFLAGS) \
             $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 # libraries that a `make dist` puts beside the programs come first (of these libraries' own, too: hence the old tag)
@@ -59,7 +80,7 @@ EDGE     := $(O)/libtext.a $(O)/libgrammar.a $(O)/libjinja.a $(O)/libformat.a $(
 SRC_pdrouterd   := $(sort $(wildcard daemons/router/*.c daemons/router/*/*.c))
 SRC_pdprefilld  := $(wildcard daemons/prefill/main.c)
 SRC_pddecoded   := $(wildcard daemons/decode/main.c)
-SRC_pdrank      := $(wildcard daemons/rank/main.c)
+SRC_pdrank      := $(sort $(wildcard daemons/rank/*.c))
 SRC_pdmessagerd := $(sort $(wildcard daemons/messager/*.c daemons/messager/*/*.c))
 SRC_pdstoraged  := $(sort $(wildcard daemons/storage/*.c))
 SRC_pdctl       := $(sort $(wildcard tools/pdctl/*.c))
@@ -101,7 +122,10 @@ ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -mf1
 # -O3 would take minutes for each of the instrumented kernel files, and so would UBSan's checks of each access. Of the fast ones, which are a third of what the
 # compiler does for all programs, variables are not described: that was nearly half of their time.
 FAST_UBSAN := -fno-sanitize=alignment,null,object-size,pointer-overflow -fno-sanitize=nonnull-attribute,returns-nonnull-attribute
-KFLAGS      = $(if $(SAN),-O1 $(if $(findstring /fast_,$<),$(FAST_UBSAN)),-O3 $(if $(findstring /fast_,$<),-g1)) \
+# and AddressSanitizer's checks are calls in them, which takes gcc half of the time (clang has another name for that)
+ASAN_CALLS := --param asan-instrumentation-with-call-threshold=0
+FAST_ASAN  := $(if $(filter address,$(SAN)),$(shell $(CC) $(ASAN_CALLS) -E -x c /dev/null >/dev/null 2>&1 && echo $(ASAN_CALLS)))
+KFLAGS      = $(if $(SAN),-O1 $(if $(findstring /fast_,$<),$(FAST_UBSAN) $(FAST_ASAN)),-O3 $(if $(findstring /fast_,$<),-g1)) \
               $(if $(filter %_avx2.c,$<),$(ISA_avx2)) $(if $(filter %_avx512.c,$<),$(ISA_avx512))
 
 # order-only: who includes them is in the .d files
@@ -119,17 +143,24 @@ $(O)/gen/%.pb-c.o: $(O)/gen/%.pb-c.c $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
 .SECONDARY:
 
 # the CUDA backend, a shared object: by nvcc for GPUs, where there is a toolkit of CUDA 13 or later; by g++ with kernels on the host (tests/cuda_host), for tests
-CUDA_SRC  := $(sort $(wildcard kernels/cuda/*.c kernels/cuda/*.cu)) kernels/common.c kernels/check.c
-CUDA_ARCH := 80 89 90a
+CUDA_SRC  := $(sort $(wildcard kernels/cuda/*.c kernels/cuda/*.cu)) kernels/common.c kernels/ops.c
+CUDA_ARCH := 80 89 90a 100 120
 NVCCFLAGS := -std=c++20 -O3 -lineinfo -fmad=false -Xptxas -v,-warn-spills -Xfatbin -compress-all -Xcompiler -fPIC,-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off -I. \
              $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a))
 # what tests/cuda_host says of cuBLASLt, held against the toolkit's header
 LT_VALUES := tests/cuda_host/lt/values.c
+# and what kernels/cuda says of NCCL, against NCCL's own header where it is installed: it is no part of the toolkit
+NCCL_VALUES := tests/cuda_host/nccl/values.c
+NCCL_H := $(if $(NVCC),$(wildcard $(dir $(NVCC))../include/nccl.h /usr/include/nccl.h))
+$(O)/cuda/$(NCCL_VALUES).o: ALLFLAGS += -DNCCL_OWN
+# one kernel may spill, for sm_120
+SPILLS := 'sample_rows', 32 bytes spill stores
+# C75xx are infos of ptxas that it runs wgmma one after the other: right, and several times slower
 $(O)/cuda/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  NVCC $<"
 	@$(NVCC) $(NVCCFLAGS) -MD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2>$(O)/cuda/$(*F).log || { cat $(O)/cuda/$(*F).log; rm -f $@; exit 1; }
-	@! grep -iE -A3 'warning' $(O)/cuda/$(*F).log
+	@! grep -vF "$(SPILLS)" $(O)/cuda/$(*F).log | grep -iE -A3 'warning|\(C75[0-9]{2}\)|serialized' || { rm -f $@; exit 1; }
 $(O)/cuda/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC $<"
@@ -139,7 +170,7 @@ $(O)/lib/pdserve/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda/%.o)
 	@echo "  LD $@"
 	@$(NVCC) -shared -cudart static -Xcompiler -static-libstdc++,-static-libgcc -Xlinker --exclude-libs,ALL -o $@ $^ -ldl
 .PHONY: cuda cuda-resources
-cuda: $(or $(CUDA),no-nvcc) $(if $(CUDA),$(O)/cuda/$(LT_VALUES).o)
+cuda: $(or $(CUDA),no-nvcc) $(if $(CUDA),$(O)/cuda/$(LT_VALUES).o $(if $(NCCL_H),$(O)/cuda/$(NCCL_VALUES).o))
 no-nvcc:
 	@echo "the CUDA backend needs nvcc of CUDA 13 or later, in PATH or /usr/local/cuda/bin, with the headers of cuBLAS" >&2; exit 1
 cuda-resources: cuda
@@ -162,19 +193,53 @@ $(O)/cuda_host/%.c.o: %.c
 $(O)/cuda_host/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda_host/%.o) $(SHIM_OBJ)
 	@echo "  LD $@"
 	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^ -lm -ldl -pthread
-# the stand-in's cuBLASLt, on the same runtime; the backend loads what lies beside it
+# the same without its self-test, for tests in which many processes open a device
+QUICK_OBJ := $(CUDA_SRC:kernels/cuda/selftest.c=tests/cuda_host/quick/selftest.c)
+$(O)/cuda_host/quick/pdserve-cuda.so: $(QUICK_OBJ:%=$(O)/cuda_host/%.o) $(SHIM_OBJ)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^ -lm -ldl -pthread
+$(O)/cuda_host/quick/lib%: $(O)/cuda_host/lib%
+	@mkdir -p $(@D)
+	@ln -sf ../$(@F) $@
+# the stand-in's cuBLASLt and NCCL, on the same runtime; the backend loads what lies beside it
+$(O)/cuda_host/libnccl.so.2: $(O)/cuda_host/tests/cuda_host/nccl/nccl.cu.o $(O)/cuda_host/$(NCCL_VALUES).o $(O)/cuda_host/pdserve-cuda.so
+	@echo "  LD $@"
+	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^
 $(O)/cuda_host/libcublasLt.so.13: $(O)/cuda_host/tests/cuda_host/lt/cublaslt.cu.o $(O)/cuda_host/$(LT_VALUES).o $(O)/cuda_host/pdserve-cuda.so
 	@echo "  LD $@"
 	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^
 
 libs_of = $(if $(filter $(WORKERS),$(1)),$(WORKER_LIBS),$(EDGE) $(if $(filter $(COPIERS),$(1)),$(O)/libcopy.a))
+# the commit: only programs have it (common/util/version.h)
+.PHONY: force
+$(O)/gen/build_version.c: force
+	@tools/make-build-version $@
+BUILD_VERSION := $(O)/gen/build_version.o
+$(BUILD_VERSION): $(O)/gen/build_version.c
+	@$(CC) -std=gnu11 $(CFLAGS) $(SANFLAGS) -c $< -o $@
 define program
-$(O)/bin/$(1): $(call obj,$(SRC_$(1))) $(call libs_of,$(1))
+$(O)/bin/$(1): $(call obj,$(SRC_$(1))) $(BUILD_VERSION) $(call libs_of,$(1))
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
-	@$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic -o $$@ $(call obj,$(SRC_$(1))) -Wl,--start-group $(call libs_of,$(1)) -Wl,--end-group $$(LIBS_$(1)) $$(LDLIBS)
+	@$(CC) $(CFLAGS) $(LDFLAGS) $(SANFLAGS) -rdynamic -o $$@ $(call obj,$(SRC_$(1))) $(BUILD_VERSION) -Wl,--start-group $(call libs_of,$(1)) -Wl,--end-group $$(LIBS_$(1)) $$(LDLIBS)
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
+
+# --- for tests: messages that are lost, repeated and late (tests/fault/fault.h), in test programs and in a second set of daemons, $(O)/faulty/
+FAULT  := $(O)/libfault.a
+FAULTY := $(patsubst %,$(O)/faulty/%,pdrouterd pdprefilld pddecoded pdmessagerd pdstoraged)
+$(FAULT): $(call obj,$(sort $(wildcard tests/fault/*.c)))
+define faulty
+$(O)/faulty/$(1): $(O)/bin/$(1) $(FAULT)
+	@mkdir -p $$(@D)
+	@echo "  LD $$@"
+	@$(CC) $(CFLAGS) $(LDFLAGS) $(SANFLAGS) -rdynamic -o $$@ $(call obj,$(SRC_$(1))) $(BUILD_VERSION) -Wl,--whole-archive $(FAULT) -Wl,--no-whole-archive -Wl,--start-group $(call libs_of,$(1)) -Wl,--end-group $$(LIBS_$(1)) $$(LDLIBS)
+endef
+$(foreach p,$(notdir $(FAULTY)),$(eval $(call faulty,$(p))))
+.PHONY: faulty
+faulty: programs $(FAULTY)
+	@cd $(O)/faulty && ln -sf ../bin/pdctl ../bin/pdrank ../bin/pdbench .
 
 # --- tests/unit/test_X.c, of functions, and tests/daemon/test_X.c, of one real daemon between played peers: $(O)/test/test_X ---
 vpath test_%.c tests/unit tests/daemon
@@ -187,17 +252,17 @@ GOLD     := $(if $(shell command -v ld.gold),-fuse-ld=gold)
 TEST_O   := -O0 $(GOLD)
 # most of their time is their own
 $(addprefix $(O)/test/,test_messager_model test_messager_walk test_storage_disk test_storage_disk_fault): TEST_O := $(GOLD)
-$(O)/test/test_%: test_%.c $(ALLLIBS)
+$(O)/test/test_%: test_%.c $(FAULT) $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) -Wl,--start-group $(FAULT) $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
 # what reads bytes that others wrote (tools/run-tests, `parser`): links no engine, so that nobody waits for one when these alone are built under AddressSanitizer
 PARSERS := $(basename $(notdir $(shell grep -lE '^/\* run:( [a-z]+)* parser ' tests/unit/test_*.c)))
 OF_DAEMONS := test_fuzz test_messager_% test_router_% test_storage_%
-$(patsubst %,$(O)/test/%,$(filter-out $(OF_DAEMONS),$(PARSERS))): $(O)/test/%: %.c $(EDGE)
+$(patsubst %,$(O)/test/%,$(filter-out $(OF_DAEMONS),$(PARSERS))): $(O)/test/%: %.c $(FAULT) $(EDGE)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) -Wl,--start-group $(EDGE) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) -Wl,--start-group $(FAULT) $(EDGE) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
 # tests/bench/bench_X.c -> $(O)/bench/bench_X, built like the unit tests
 $(O)/bench/%: tests/bench/%.c $(ALLLIBS)
 	@mkdir -p $(@D)
@@ -205,13 +270,6 @@ $(O)/bench/%: tests/bench/%.c $(ALLLIBS)
 	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< $(filter %.o,$^) -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS)
 $(O)/bench/bench_gpu: $(call obj,tests/bench/bench_gpu_model.c)
 $(O)/bench/bench_gpu_copies: $(call obj,daemons/storage/sum.c)
-# pdprefilld in other orders of things, for benchmarks and their test only
-BASELINE := $(O)/bench/pdprefilld_baseline
-$(BASELINE): $(call obj,tests/bench/baseline/main.c) $(WORKER_LIBS)
-	@mkdir -p $(@D)
-	@echo "  LD $@"
-	@$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic -o $@ $< -Wl,--start-group $(WORKER_LIBS) -Wl,--end-group $(LDLIBS)
-$(O)/test/test_prefill_baseline: $(BASELINE)
 # test_DAEMON_X.c and tests/bench/bench_DAEMON.c may use that daemon's own sources, all but its main.c
 define daemon_tests
 $(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(SRC_pd$(1)d)))
@@ -226,7 +284,7 @@ $(O)/bench/bench_$(1): tests/bench/bench_$(1).c $(O)/lib$(1).a $(ALLLIBS)
 endef
 $(foreach d,router messager storage,$(eval $(call daemon_tests,$(d))))
 # these play a worker, with its own code
-$(O)/test/test_messager_daemon $(O)/test/test_storage_daemon: $(O)/libstages.a
+$(O)/test/test_messager_daemon $(O)/test/test_storage_daemon: $(O)/libstages.a $(FAULT)
 # tests/rdma/end_to_end.c, for the guest of `make check-rdma` and for real devices
 $(O)/rdma/end_to_end: tests/rdma/end_to_end.c $(O)/libmessager.a $(ALLLIBS)
 	@mkdir -p $(@D)
@@ -259,7 +317,7 @@ $(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
 UNIT_TESTS := $(patsubst %.c,$(O)/test/%,$(notdir $(wildcard tests/unit/test_*.c tests/daemon/test_*.c)))
 $(UNIT_TESTS): $(UNIT_MAIN)
 # which start them
-$(patsubst %.c,$(O)/test/%,$(notdir $(wildcard tests/daemon/test_*.c))): | $(BUILT)
+$(patsubst %.c,$(O)/test/%,$(notdir $(wildcard tests/daemon/test_*.c))): | $(BUILT) $(FAULTY)
 FUZZ_MAIN := $(if $(filter libfuzzer,$(SAN)),tests/fuzz/libfuzzer.c,tests/fuzz/driver.c)
 $(O)/fuzz/driver: $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
@@ -320,14 +378,15 @@ help:
 	@echo "make format     lays out the C sources (.clang-format)"
 	@echo "make man        man pages of programs and configuration files"
 	@echo "make install    PREFIX=/usr/local DESTDIR=: programs, configuration, systemd units, man pages, documents"
+	@echo "make uninstall  removes what install has put there, but for the configuration: the same PREFIX and DESTDIR"
 	@echo "make dist       a folder that runs without root, with the CUDA backend (docs/gpu.md)"
-	@echo "make check-gpu  the CUDA backend on a real GPU; make bench-gpu measures it"
+	@echo "make gpu-first  what to run first on a real GPU, six minutes; make check-gpu: all tests of the CUDA backend; make bench-gpu measures it"
 	@echo "make clean      remove what was built"
 
 # packages first, in a make of its own: what is installed is looked at when a Makefile is read
 demo run:
 	@tools/setup
-	@$(MAKE) --no-print-directory -j$(JOBS) programs $(if $(filter cuda,$(BACKEND)),cuda)
+	@$(MAKE) -s --no-print-directory -j$(JOBS) programs $(if $(filter cuda,$(BACKEND)),cuda)
 	@PDSERVE_UNDER_MAKE=1 exec tools/pdserve-launch $@
 
 # this machine's tests, and those of what reads a stranger's bytes under AddressSanitizer; PARTS: others of tools/run-tests
@@ -336,7 +395,7 @@ check:
 	@tools/setup --test
 	@tools/run-tests $(PARTS)
 # what they leave: the sanitizers, and the CUDA backend on the host's stand-in for a GPU
-SANITIZERS := address thread cuda cuda-suites
+SANITIZERS := cuda-suites address thread cuda
 check-sanitizers:
 	@$(MAKE) --no-print-directory check PARTS="$(SANITIZERS)"
 check-all:
@@ -350,6 +409,7 @@ check-cuda:
 # which lines and branches tests go through, by folder; ONLY="test_conf test_pool" picks some
 .PHONY: coverage
 coverage:
+	@tools/setup --test
 	@$(MAKE) --no-print-directory -j$(JOBS) SAN=coverage programs $$(tools/coverage --list $(ONLY))
 	@tools/coverage $(ONLY)
 
@@ -389,7 +449,7 @@ check-rdma: $(O)/rdma/end_to_end programs
 	@tests/rdma/run.sh $<
 
 .PHONY: chaos
-chaos: all
+chaos: all faulty
 	@python3 tests/chaos/chaos.py --seconds $(or $(CHAOS_SECONDS),600) --seed $(or $(SEED),1)
 
 # one operator at a time is broken in what safety depends on: does a test notice? N=100 SEED=1 ONLY=word
@@ -426,21 +486,39 @@ install: all
 	install -m 644 proto/PROTOCOL.md $(DESTDIR)$(PREFIX)/share/doc/pdserve/proto
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pdserve/etc etc/README
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pdserve/etc/kubernetes etc/kubernetes/*
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pdserve/etc/kubernetes-pipeline etc/kubernetes-pipeline/*
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pdserve/etc/slurm etc/slurm/*
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pdserve/etc/prometheus etc/prometheus/*
 	tools/make-man $(O)/bin $(DESTDIR)$(PREFIX)/share/man
 
+# what install has put there, but for the configuration, which may have been changed
+INSTALLED := $(PROGRAMS:%=bin/%) lib/sysusers.d/pdserve.conf share/bash-completion/completions/pdctl share/zsh/site-functions/_pdctl \
+	$(patsubst systemd/%,lib/systemd/system/%,$(wildcard systemd/*.service systemd/*.target)) $(foreach p,$(PROGRAMS),share/man/man1/$(p).1 share/man/man8/$(p).8) \
+	$(patsubst %,share/man/man5/pdserve-%.5,api_keys $(patsubst etc/%,%,$(wildcard etc/*.conf)) sim.conf) share/man/man7/pdserve-metrics.7
+.PHONY: uninstall
+uninstall:
+	rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
+	rm -rf $(DESTDIR)$(PREFIX)/lib/pdserve $(DESTDIR)$(PREFIX)/share/doc/pdserve
+	@echo "left as they are: $(DESTDIR)$(SYSCONF), the user pdserve and what the daemons have stored"
+
 # a folder that runs without root, with the CUDA backend and what checks it on a GPU
-.PHONY: dist check-gpu
-dist: all $(O)/test/conform $(O)/test/test_cuda_models $(O)/test/test_cuda_ranks $(O)/bench/bench_gpu $(O)/bench/bench_gpu_copies $(if $(CUDA),$(O)/bench/gpu_limits)
+.PHONY: dist gpu-first check-gpu
+GPU_TESTS := $(addprefix $(O)/test/,conform test_cuda_models test_cuda_ranks)
+GPU_BENCH := $(addprefix $(O)/bench/,bench_gpu bench_gpu_copies gpu_limits)
+dist:
+	@tools/setup $(if $(CUDA),--gpu)
+	@$(MAKE) --no-print-directory -j$(JOBS) all $(if $(CUDA),$(GPU_TESTS) $(GPU_BENCH))
 	@tools/make-dist
-check-gpu: all $(O)/test/conform $(O)/test/test_cuda_models $(O)/test/test_cuda_ranks
-	@tools/check-gpu
+gpu-first check-gpu:
+	@tools/setup --gpu
+	@$(MAKE) --no-print-directory -j$(JOBS) all cuda $(GPU_TESTS) $(GPU_BENCH)
+	@tools/gpu-first $(if $(filter check-gpu,$@),--only check --seconds 7200)
 $(O)/bench/gpu_limits: tests/bench/gpu_limits.cu
 	@mkdir -p $(@D)
 	@echo "  NVCC $<"
 	@$(NVCC) -std=c++20 -O3 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -o $@ $<
 .PHONY: bench-gpu
-bench-gpu: programs cuda $(O)/bench/bench_gpu $(O)/bench/bench_gpu_copies $(O)/bench/gpu_limits
+bench-gpu: programs cuda $(GPU_BENCH)
 	@tools/bench-gpu
 
 include tests/bench/bench.mk

@@ -1,6 +1,6 @@
 /* backend.c - finds a backend by name: built in, or a shared object that is loaded and stays
  * loaded. */
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #include "kernels/load.h"
 
 #include <string.h>

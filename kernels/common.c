@@ -1,5 +1,7 @@
-/* common.c - shared by all backends: names and sizes of the element types, batch checks. */
-#include "kernels/kernels.h"
+/* common.c - shared by all backends: names and sizes of the element types, checks of weights and
+ * batches. */
+#include "kernels/device.h"
+#include "kernels/batch.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -42,31 +44,36 @@ size_t kern_kv_plane_bytes(const struct kern_kv_layer *kv)
 	       kv->block_tokens;
 }
 
-const char *kern_op_name(enum kern_op_kind k)
+int kern_weight_check(enum kern_dtype dtype, uint32_t count, uint32_t n, uint32_t k, char *errbuf,
+                      size_t errlen)
 {
-	static const char *const names[KERN_OPS] = {
-		[KERN_OP_CONTINUE] = "continue",
-		[KERN_OP_EMBED] = "embed",
-		[KERN_OP_GATHER_ROWS] = "gather_rows",
-		[KERN_OP_SCALE] = "scale",
-		[KERN_OP_NORM] = "norm",
-		[KERN_OP_HEAD_NORM] = "head_norm",
-		[KERN_OP_MATMUL] = "matmul",
-		[KERN_OP_ROPE] = "rope",
-		[KERN_OP_KV_WRITE] = "kv_write",
-		[KERN_OP_PROGRESS] = "progress",
-		[KERN_OP_ATTENTION] = "attention",
-		[KERN_OP_ACT_MUL] = "act_mul",
-		[KERN_OP_ROUTE] = "route",
-		[KERN_OP_EXPERTS_ACT] = "experts_act",
-		[KERN_OP_EXPERTS_DOWN] = "experts_down",
-		[KERN_OP_HEADS_MATMUL] = "heads_matmul",
-		[KERN_OP_GATHER] = "gather",
-		[KERN_OP_BROADCAST] = "broadcast",
-		[KERN_OP_BARRIER] = "barrier",
-		[KERN_OP_SAMPLE] = "sample",
-	};
-	return (unsigned)k < KERN_OPS ? names[k] : "unknown";
+	enum { MATRICES_MAX = 1 << 16 };
+	if ((unsigned)dtype >= KERN_WEIGHT_DTYPES)
+		snprintf(errbuf, errlen, "weight of type %s (%u): not a weight type",
+		         kern_dtype_name(dtype), (unsigned)dtype);
+	else if (!n || !k || !kern_dtype_bytes(dtype, k))
+		snprintf(errbuf, errlen, "weight of %u rows of %u values does not fit type %s", n, k,
+		         kern_dtype_name(dtype));
+	else if (!count || count > MATRICES_MAX)
+		snprintf(errbuf, errlen, "weight of %u matrices, limits are 1 and %d", count, MATRICES_MAX);
+	else
+		return KERN_OK;
+	return KERN_EINVAL;
+}
+
+int kern_load_check(enum kern_dtype dtype, uint32_t count, uint32_t k, uint32_t i, const void *data,
+                    size_t row_bytes, char *errbuf, size_t errlen)
+{
+	if (i >= count)
+		snprintf(errbuf, errlen, "weight of %u matrices has no matrix %u", count, i);
+	else if (row_bytes && row_bytes < kern_dtype_bytes(dtype, k))
+		snprintf(errbuf, errlen, "weight of type %s: rows are %zu bytes apart, %u values take %zu",
+		         kern_dtype_name(dtype), row_bytes, k, kern_dtype_bytes(dtype, k));
+	else if (!data)
+		snprintf(errbuf, errlen, "weight of rows of %u values without data", k);
+	else
+		return KERN_OK;
+	return KERN_EINVAL;
 }
 
 /* --- batches ------------------------------------------------------------- */

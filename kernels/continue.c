@@ -1,6 +1,8 @@
 /* continue.c - see continue.h. */
 #include "kernels/continue.h"
 
+#include "kernels/device.h"
+
 #include <string.h>
 
 /* A history: the latest tokens of a sequence. */
@@ -49,7 +51,7 @@ static void move_on(uint32_t *words, const struct kern_op *op, const struct kern
 {
 	struct kern_batch *b = (void *)words;
 	struct kern_span *tail = (void *)(words + b->tail_span);
-	uint32_t per_block = op->carry_on.block_tokens;
+	uint32_t per_block = op->advance.block_tokens;
 	s->position += by;
 	for (uint32_t i = 0; i < s->rows; i++) {
 		uint32_t position = s->position + i;
@@ -76,7 +78,7 @@ void kern_continue(const struct kern_mem *batch, const struct kern_op *op,
 	const struct kern_continued *c = kern_part(b, b->continued);
 	struct kern_span *span = (void *)(words + b->span);
 	for (uint32_t i = 0; b->continued && i < b->spans; i++, c++) {
-		const struct kern_kept *kept = (const struct kern_kept *)op->carry_on.kept.v + c->from;
+		const struct kern_kept *kept = (const struct kern_kept *)op->advance.kept.v + c->from;
 		if (c->from == KERN_NONE)
 			continue;
 		uint32_t right = kern_right(kept, c->rows), *tokens = words + b->tokens + span[i].row;
@@ -84,9 +86,9 @@ void kern_continue(const struct kern_mem *batch, const struct kern_op *op,
 		tokens[0] = kept[right].id;
 		if (c->history == KERN_NONE)
 			continue;
-		struct history *h = (void *)((uint32_t *)op->carry_on.histories.v +
+		struct history *h = (void *)((uint32_t *)op->advance.histories.v +
 		                             (size_t)c->history * (1 + l->history_tokens));
 		remember(h, words, c, kept, right + 1, l->history_tokens);
-		draft(h, op->carry_on.match, tokens, span[i].rows);
+		draft(h, op->advance.match, tokens, span[i].rows);
 	}
 }

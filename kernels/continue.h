@@ -1,9 +1,9 @@
-/* continue.h - KERN_OP_CONTINUE on the host, for backends whose memory the host can address; and
+/* continue.h - KERN_OP_ADVANCE on the host, for backends whose memory the host can address; and
  * what it has in common with a device's. */
 #ifndef KERNELS_CONTINUE_H
 #define KERNELS_CONTINUE_H
 
-#include "kernels/kernels.h"
+#include "kernels/ops.h"
 
 /* How many of the earlier span's rows, after the first, have the token that was drawn before. */
 KERN_INLINE uint32_t kern_right(const struct kern_kept *kept, uint32_t rows)

@@ -52,6 +52,8 @@ static int check(const struct kern_copy *c, char *errbuf, size_t errlen)
 {
 	if (!c->to && !c->from)
 		snprintf(errbuf, errlen, "a copy from host memory to host memory");
+	else if (c->to && c->seen)
+		snprintf(errbuf, errlen, "a copy with a reader to a pool: only possible to host memory");
 	else if (c->to && c->from && c->to->by != c->from->by)
 		snprintf(errbuf, errlen, "a copy from memory of backend %s to memory of backend %s",
 		         c->from->by->name, c->to->by->name);

@@ -1,7 +1,7 @@
 /* copy.h - copying blocks of KV pools without an engine: what the messager and the storage need
  * from a backend. It depends on nothing else of pdserve.
  *
- * A pool is SHARED memory of a device (kernels.h) that another process created, opened by its
+ * A pool is SHARED memory of a device (device.h) that another process created, opened by its
  * descriptor. Only its backend addresses it; callers say which pieces to copy, from one pool to
  * another or between a pool and host memory.
  *
@@ -45,9 +45,9 @@ struct kern_copy {
 	struct kern_pool *to, *from;
 	const struct kern_piece *piece; /* (n), in copy order */
 	size_t n;
-	/* for copies from a pool: called with all bytes once, in order, in parts of any size that the
-	 * host can read during the call; on the thread that calls kern_copy or kern_wait. If the source
-	 * changes meanwhile, it may see other bytes than are copied. May be NULL */
+	/* for copies from a pool to host memory: called with all bytes once, in order, in parts of any
+	 * size that the host can read during the call; on the thread that calls kern_copy or kern_wait.
+	 * If the source changes meanwhile, it may see other bytes than are copied. May be NULL */
 	void (*seen)(void *arg, const void *at, size_t bytes);
 	void *seen_arg;
 };
@@ -99,8 +99,8 @@ struct kern_copies {
  * this process has lost the device. */
 int kern_pool_open(const char *backend, int device, int fd, size_t bytes,
                    struct kern_pool **ret_pool, char *errbuf, size_t errlen);
-/* Where a divided pool's byte `at` is: in which part, and where there. Returns how many bytes
- * from it on are contiguous in that part. */
+/* Where a divided pool's byte `at` is: the first part that has it, and the offset there. Returns
+ * how many bytes from it on are contiguous in that part. */
 typedef uint64_t kern_locate(const void *arg, uint64_t at, unsigned *ret_part, uint64_t *ret_at);
 
 enum { KERN_PARTS_MAX = 16 };
@@ -108,14 +108,16 @@ struct kern_part {
 	int device, fd;
 	size_t bytes;
 };
-/* Opens memory of several devices as one pool of `bytes` bytes. `arg` outlives the pool. Fails like
- * kern_pool_open, also with a number of parts that is not 1 to KERN_PARTS_MAX (KERN_EINVAL). */
+/* Opens memory of several devices as one pool of `bytes` bytes. Each byte is in `copies`
+ * consecutive parts, at the same offset: it is written to all of them and read from one. `arg`
+ * outlives the pool. Fails like kern_pool_open, also with a number of parts that is not 1 to
+ * KERN_PARTS_MAX or no multiple of `copies` (KERN_EINVAL). */
 int kern_pool_open_divided(const char *backend, const struct kern_part *part, unsigned parts,
-                           size_t bytes, kern_locate *locate, const void *arg,
+                           unsigned copies, size_t bytes, kern_locate *locate, const void *arg,
                            struct kern_pool **ret_pool, char *errbuf, size_t errlen);
 void kern_pool_close(struct kern_pool **pool);
 /* After an error nothing of it is in progress. Returns KERN_EINVAL, before anything is copied,
- * for a piece beyond its pool or pools of different backends. Between two memories, pieces that
+ * for a piece beyond its pool, pools of different backends, or a reader of a copy to a pool. Between two memories, pieces that
  * continue the previous one on both sides, or (without `seen`) overlap it by the same amount on
  * both, are copied as one. KERN_ELOST, also from kern_wait: no copy of the pool will succeed in
  * this process. */

@@ -3,7 +3,9 @@
  * What a copy is cut into is collected by the pair of parts that it is copied between, and
  * joined there: blocks that are neighbours in the whole pool are so in each part. Pieces whose
  * order matters (they overlap, or somebody sees the bytes) are copied in that order instead, a
- * pair at a time. */
+ * pair at a time.
+ * Where several parts have the same bytes, a copy writes each of them, and reads the one of the
+ * same number among them: parts that are on one device stay there. */
 #include "kernels/divided.h"
 
 #include <stdatomic.h>
@@ -15,7 +17,7 @@ struct divided_pool {
 	struct kern_pool head; /* first */
 	kern_locate *locate;
 	const void *arg;
-	unsigned parts;
+	unsigned parts, copies; /* copies: parts that have the same bytes */
 	struct kern_pool *part[KERN_PARTS_MAX];
 	_Atomic uint64_t latest[KERN_PARTS_MAX]; /* number of the part's latest copy */
 };
@@ -32,12 +34,17 @@ void divided_close(struct kern_pool **pool)
 }
 
 int kern_pool_open_divided(const char *backend, const struct kern_part *part, unsigned parts,
-                           size_t bytes, kern_locate *locate, const void *arg,
+                           unsigned copies, size_t bytes, kern_locate *locate, const void *arg,
                            struct kern_pool **ret_pool, char *errbuf, size_t errlen)
 {
 	if (!parts || parts > KERN_PARTS_MAX) {
 		snprintf(errbuf, errlen, "a pool of %u parts, the limits are 1 and %d", parts,
 		         KERN_PARTS_MAX);
+		return KERN_EINVAL;
+	}
+	if (!copies || parts % copies) {
+		snprintf(errbuf, errlen, "a pool of %u parts with each byte in %u, expected a divisor",
+		         parts, copies);
 		return KERN_EINVAL;
 	}
 	struct divided_pool *d = calloc(1, sizeof *d);
@@ -57,6 +64,7 @@ int kern_pool_open_divided(const char *backend, const struct kern_part *part, un
 		return rc;
 	}
 	d->head = (struct kern_pool){.by = d->part[0]->by, .bytes = bytes, .divided = 1};
+	d->copies = copies;
 	d->locate = locate;
 	d->arg = arg;
 	*ret_pool = pool;
@@ -93,12 +101,19 @@ struct place {
 	uint64_t at, left; /* left: bytes up to where the pool goes on in another part */
 };
 
-static struct place find(struct kern_pool *pool, uint64_t at)
+static unsigned copies_of(const struct kern_pool *pool)
+{
+	return pool && pool->divided ? ((const struct divided_pool *)pool)->copies : 1;
+}
+
+/* `copy`: which of the parts that have the byte. */
+static struct place find(struct kern_pool *pool, uint64_t at, unsigned copy)
 {
 	struct place p = {pool, 0, at, UINT64_MAX};
 	if (pool && pool->divided) {
 		const struct divided_pool *d = (const struct divided_pool *)pool;
 		p.left = d->locate(d->arg, at, &p.part, &p.at);
+		p.part += copy % d->copies;
 		p.pool = d->part[p.part];
 	}
 	return p;
@@ -179,10 +194,13 @@ static int cut(struct cutting *k, struct kern_piece p)
 {
 	int rc = KERN_OK;
 	while (p.bytes && !rc) {
-		struct place to = find(k->c->to, p.to), from = find(k->c->from, p.from);
-		uint64_t most = to.left < from.left ? to.left : from.left,
-				 n = p.bytes < most ? p.bytes : most;
-		rc = add(k, &to, &from, n);
+		uint64_t n = p.bytes;
+		for (unsigned copy = 0; copy < copies_of(k->c->to) && !rc; copy++) {
+			struct place to = find(k->c->to, p.to, copy), from = find(k->c->from, p.from, copy);
+			uint64_t most = to.left < from.left ? to.left : from.left;
+			n = n < most ? n : most;
+			rc = add(k, &to, &from, n);
+		}
 		p = (struct kern_piece){p.to + n, p.from + n, p.bytes - n};
 	}
 	return rc;

@@ -4,7 +4,7 @@
 #ifndef KERNELS_HOST_MEMORY_H
 #define KERNELS_HOST_MEMORY_H
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 
 #include <stdarg.h>
 

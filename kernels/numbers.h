@@ -3,7 +3,7 @@
 #ifndef KERNELS_NUMBERS_H
 #define KERNELS_NUMBERS_H
 
-#include "kernels/kernels.h"
+#include "kernels/tensor.h"
 
 #include <math.h>
 

@@ -5,7 +5,7 @@
 #ifndef KERNELS_OWN_MATH_H
 #define KERNELS_OWN_MATH_H
 
-#include "kernels/kernels.h"
+#include "kernels/tensor.h"
 
 #include <math.h>
 #include <stdint.h>

@@ -3,7 +3,7 @@
 #ifndef KERNELS_SAMPLE_H
 #define KERNELS_SAMPLE_H
 
-#include "kernels/kernels.h"
+#include "kernels/ops.h"
 
 /* Scratch for a vocabulary, in the caller's memory (64-byte aligned); one thread at a time. */
 struct kern_sampler;

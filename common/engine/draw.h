@@ -1,5 +1,5 @@
 /* draw.h - what a row that goes to the head is asked for: to draw a token, or the log-probability
- * of a given one. struct kern_draw (kernels/kernels.h) specifies what is drawn and how; this file
+ * of a given one. struct kern_draw (kernels/batch.h) specifies what is drawn and how; this file
  * builds it from a request's parameters and its tokens.
  *
  * Stateless: randomness is a function of (seed, token index), so a request samples the same tokens
@@ -10,7 +10,7 @@
 #define ENGINE_DRAW_H
 
 #include "engine/sample_edit.h"
-#include "kernels/kernels.h"
+#include "kernels/batch.h"
 
 #include <stddef.h>
 #include <stdint.h>

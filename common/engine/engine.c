@@ -1,4 +1,4 @@
-/* engine.c - see engine.h: opens a model on a device; its memory, the KV pool.
+/* engine.c - see engine.h: opens a model on a device; its memory.
  *
  * Invariant: everything that a step needs is allocated in engine_open, after a check that the
  * machine has room for it. Errors are returned; an engine that failed to open leaves nothing
@@ -33,9 +33,18 @@ static int check_opts(const struct engine_opts *o, struct err *err)
 		if (fields[i].v < 1 || fields[i].v > fields[i].max)
 			return err_set(err, ERR_INVALID, "%s is %u, limits are 1 and %u", fields[i].name,
 			               fields[i].v, fields[i].max);
-	if (o->tp > TP_RANKS_MAX)
-		return err_set(err, ERR_INVALID, "tensor_parallel is %u, limits are 1 and %d", o->tp,
-		               TP_RANKS_MAX);
+	const struct {
+		const char *name;
+		uint32_t v;
+	} processes[] = {{"tensor_parallel", o->tp}, {"pipeline_parallel", o->pp}};
+	for (size_t i = 0; i < sizeof processes / sizeof *processes; i++)
+		if (processes[i].v > TP_RANKS_MAX)
+			return err_set(err, ERR_INVALID, "%s is %u, limits are 1 and %d", processes[i].name,
+			               processes[i].v, TP_RANKS_MAX);
+	if (most(o->tp, 1) * most(o->pp, 1) > TP_RANKS_MAX)
+		return err_set(err, ERR_INVALID,
+		               "pipeline_parallel is %u, tensor_parallel %u: %u processes, the limit is %d",
+		               o->pp, o->tp, o->pp * o->tp, TP_RANKS_MAX);
 	if (!o->model_path)
 		return err_set(err, ERR_INVALID, "no model path");
 	return 0;
@@ -68,6 +77,15 @@ static struct kern_tensor take_tensor(struct carve *c, size_t rows, size_t width
 	return (struct kern_tensor){take(c, rows * width), width, KERN_F32};
 }
 
+/* What products alone read, or give to be added to x. */
+static struct kern_tensor take_rounded(const struct engine *e, struct carve *c, size_t rows,
+                                       size_t width)
+{
+	struct kern_tensor t = take_tensor(c, e->rounds ? (rows + 1) / 2 : rows, width);
+	t.type = e->rounds ? KERN_BF16 : KERN_F32;
+	return t;
+}
+
 /* own: scratch of this rank alone; group: operands of collectives. */
 static void carve_scratch(struct engine *e, struct carve *own, struct carve *group)
 {
@@ -83,41 +101,86 @@ static void carve_scratch(struct engine *e, struct carve *own, struct carve *gro
 	s->route = take_tensor(own, rows, c->experts.count);
 	s->route_ids = take(own, rows * c->experts.active);
 	s->route_weights = take(own, rows * c->experts.active);
-	s->kept = take(e->opts.tp > 1 ? group : own,
+	s->kept = take(engine_ranks(e) > 1 ? group : own,
 	               e->flights > 1 ? e->limits.results * sizeof(struct kern_kept) / 4 : 0);
 	s->histories = take(own, (size_t)e->limits.histories * (1 + e->limits.history_tokens));
 	s->mla_q_a = take_tensor(own, rows, c->mla.q_rank);
-	s->mla_q = take_tensor(own, rows, c->mla.kv_rank ? (size_t)e->mla_heads * mla_width(c) : 0);
-	s->mla_out = take_tensor(own, rows, (size_t)e->mla_heads * c->mla.kv_rank);
-	s->att = take_tensor(group, rows, (size_t)c->heads * engine_att_width(c));
-	s->sum = take_tensor(group, rows, c->hidden);
-	s->act = take_tensor(group, rows, most(c->ffn, c->experts.shared_ffn));
-	s->expert_act = take_tensor(group, rows * c->experts.active, c->experts.ffn);
-	s->logits = take_tensor(group, tail, c->vocab);
+	size_t latents = c->mla.kv_rank ? e->shard.heads.count : 0;
+	s->mla_q = take_rounded(e, own, rows, latents * mla_width(c));
+	s->mla_out = take_rounded(e, own, rows, latents * c->mla.kv_rank);
+	s->att = take_rounded(e, group, rows, (size_t)c->heads * engine_att_width(c));
+	s->sum = s->output = take_tensor(group, rows, c->hidden);
+	s->output.type = e->rounds ? KERN_BF16 : KERN_F32;
+	s->part = take_tensor(own, rows, e->reduces ? (c->hidden + 1) / 2 : 0);
+	s->part.ld = c->hidden;
+	s->part.type = KERN_BF16;
+	s->act = take_rounded(e, group, rows, most(c->ffn, c->experts.shared_ffn));
+	s->expert_act = take_rounded(e, engine_has_whole_experts(e) ? own : group,
+	                             rows * c->experts.active, c->experts.ffn);
+	s->pairs = take_tensor(group, e->shard.exchanges ? rows * c->experts.active : 0, c->hidden);
+	s->logits = take_tensor(group, e->stage ? 0 : tail, c->vocab);
 }
 
-/* Bytes of this rank's matrices on the device; the mean of ranks that share memory. */
-static uint64_t matrix_bytes(struct engine *e)
+static unsigned processes(const struct engine *e)
 {
+	return engine_stages(e) * engine_ranks(e);
+}
+
+/* Takes the place of one of the processes. */
+static void become(struct engine *e, unsigned process)
+{
+	e->stage = process / engine_ranks(e);
+	e->rank = process % engine_ranks(e);
+	ranks_share_out(e);
+}
+
+static int size_of_process(struct engine *e, unsigned process, struct weights_size *ret,
+                           struct err *err)
+{
+	unsigned own = engine_process(e);
+	become(e, process);
+	int rc = weights_size(e, ret, err);
+	become(e, own);
+	return rc;
+}
+
+/* Of this host. */
+static unsigned host_processes(const struct engine *e)
+{
+	return e->opts.host_processes ? e->opts.host_processes
+	                              : processes(e) - e->opts.n_remote * engine_ranks(e);
+}
+
+/* Bytes of this process's weights; the mean of those that share memory. */
+static int weight_bytes(struct engine *e, uint64_t *ret, struct err *err)
+{
+	unsigned all = e->ops->own_memory ? 1 : host_processes(e);
 	uint64_t sum = 0;
-	if (e->sim)
-		return 0;
-	for (uint32_t layer = 0; layer < e->conf.layers; layer++)
-		for (int role = layer ? MODEL_ROLE_LAST_GLOBAL + 1 : 0; role < MODEL_ROLES; role++) {
-			struct model_tensor t;
-			enum model_role part = (enum model_role)role;
-			if (model_has_role(&e->conf, part, layer) &&
-			    !model_role_get(&e->src, &e->conf, part, layer, &t, NULL))
-				sum += weights_bytes(e, part, &t);
-		}
-	for (uint32_t layer = 0; layer < e->conf.layers; layer++)
-		sum += moe_bytes(e, layer);
-	return e->ops->own_memory ? sum : sum / most(e->opts.tp, 1);
+	for (unsigned p = 0; p < all; p++) {
+		struct weights_size size;
+		int rc = size_of_process(e, all > 1 ? e->opts.host_first + p : engine_process(e), &size,
+		                         err);
+		if (rc)
+			return rc;
+		sum += size.matrix_bytes + size.vector_bytes;
+	}
+	*ret = sum / all;
+	return 0;
 }
 
-int engine_device_of(const struct engine *e, unsigned rank)
+/* Bytes of this process for steps, without what the device needs for the programs. */
+static uint64_t step_bytes(struct engine *e)
 {
-	return e->opts.device_index + (int)(rank / most(e->opts.ranks_per_device, 1));
+	unsigned sharing = e->ops->own_memory ? 1 : engine_ranks(e);
+	struct carve own = {0}, group = {0};
+	carve_scratch(e, &own, &group);
+	return (e->sim ? 0 : own.bytes + group.bytes / sharing) +
+	       e->flights * (e->limits.batch_bytes + e->opts.max_logits * sizeof(struct kern_drawn));
+}
+
+int engine_device_of(const struct engine *e, unsigned process)
+{
+	return e->opts.device_index + (int)(process / most(e->opts.ranks_per_device, 1));
 }
 
 static struct kern_config device_config(const struct engine *e)
@@ -125,24 +188,28 @@ static struct kern_config device_config(const struct engine *e)
 	const struct engine_opts *o = &e->opts;
 	return (struct kern_config){.variant = o->variant,
 	                            .threads = ranks_threads(o),
-	                            .device_index = engine_device_of(e, e->rank),
+	                            .device_index = engine_device_of(e, engine_process(e)),
 	                            .activations = o->activations,
 	                            .progressed = o->progressed,
 	                            .progressed_arg = o->progressed_arg,
 	                            .options = e->sim ? &e->sim->options : NULL};
 }
 
+/* What products with a matrix per head read, at most, with latent attention. */
+static uint64_t latent_columns(const struct engine *e)
+{
+	const struct model_mla *d = &e->conf.mla;
+	return (uint64_t)e->shard.heads.count * (d->kv_rank ? most(d->kv_rank, d->nope) : 0);
+}
+
 /* With several ranks this overestimates: it assumes that a rank has all columns. */
 size_t engine_program_bytes(const struct engine *e)
 {
-	/* upper bounds: operations of a layer (record.c, moe.c), and of each group of heads with latent
-	 * attention (mla.c) */
-	enum { LAYER_OPS = 24, LATENT_OPS = 8 };
+	enum { LAYER_OPS = 32 }; /* upper bound: operations of a layer (record.c, moe.c, mla.c) */
 	const struct model_conf *c = &e->conf;
 	const struct model_experts *x = &c->experts;
 	const struct kern_config conf = device_config(e);
-	uint32_t parts = c->mla.kv_rank ? (c->heads + e->mla_heads - 1) / e->mla_heads : 0;
-	struct kern_shape s = {.ops = (size_t)c->layers * (LAYER_OPS + parts * LATENT_OPS),
+	struct kern_shape s = {.ops = (size_t)c->layers * LAYER_OPS,
 	                       .heads = c->heads,
 	                       .angles = c->ropes * c->rope_dims,
 	                       .experts = x->count,
@@ -150,11 +217,11 @@ size_t engine_program_bytes(const struct engine *e)
 	                       .expert_layers = x->active ? c->layers : 0,
 	                       .expert_in = x->active ? (uint32_t)most(c->hidden, x->ffn) : 0,
 	                       .expert_out = x->active ? (uint32_t)most(2ull * x->ffn, c->hidden) : 0};
-	s.kv.kv_heads = c->mla.kv_rank ? 1 : c->kv_heads;
+	s.kv.kv_heads = engine_cache_heads(c);
 	s.kv.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim;
 	s.kv.latent = c->mla.kv_rank;
 	s.in = (uint32_t)most(most(c->hidden, most(c->ffn, x->shared_ffn)),
-	                      most(c->heads * engine_att_width(c), e->mla_heads * mla_width(c)));
+	                      most(c->heads * engine_att_width(c), latent_columns(e)));
 	s.in = (uint32_t)most(s.in, c->mla.q_rank);
 	return e->ops->program_bytes(&conf, &e->limits, &s);
 }
@@ -162,19 +229,17 @@ size_t engine_program_bytes(const struct engine *e)
 /* On a device with its own memory once that is open. */
 static int check_memory(struct engine *e, struct err *err)
 {
-	unsigned ranks = e->opts.tp ? e->opts.tp : 1, sharing = ranks;
-	struct carve own = {0}, group = {0};
-	carve_scratch(e, &own, &group);
+	unsigned sharing = host_processes(e);
 	struct kern_info device = {0};
 	if (e->dev)
 		e->ops->info(e->dev, &device);
-	if (e->ops->own_memory && most(e->opts.ranks_per_device, 1) < ranks)
+	if (e->ops->own_memory && most(e->opts.ranks_per_device, 1) < sharing)
 		sharing = (unsigned)most(e->opts.ranks_per_device, 1);
-	uint64_t weights = matrix_bytes(e),
-			 have = device.memory_bytes ? device.free_bytes : machine_memory("");
-	uint64_t step = (e->sim ? 0 : own.bytes + group.bytes / (e->ops->own_memory ? 1 : ranks)) +
-	                e->flights *
-	                    (e->limits.batch_bytes + e->opts.max_logits * sizeof(struct kern_drawn));
+	uint64_t weights, step = step_bytes(e),
+					  have = device.memory_bytes ? device.free_bytes : machine_memory("");
+	int rc = weight_bytes(e, &weights, err);
+	if (rc)
+		return rc;
 	step += device.memory_bytes ? 0 : engine_program_bytes(e) * (e->opts.hidden ? 2 : 1);
 	if (weights + step > have / sharing)
 		return err_set(
@@ -191,7 +256,7 @@ static int alloc_mem(struct engine *e, enum kern_memory kind, size_t bytes, stru
 {
 	int rc = e->ops->mem_new(e->dev, kind, bytes, ret);
 	if (rc && e->tp && tp_why(e->tp)) /* another rank has failed */
-		return err_set(err, ERR_IO, "%.300s", tp_why(e->tp));
+		return err_set(err, ERR_IO, "%s", tp_why(e->tp));
 	return rc ? engine_device_error(e, rc, "cannot allocate a step's memory", err) : 0;
 }
 
@@ -229,12 +294,14 @@ static int alloc_scratch(struct engine *e, struct err *err)
 	return rc;
 }
 
-static void drop_programs(struct engine *e)
+void engine_drop_programs(struct engine *e)
 {
-	struct kern_program **const all[] = {&e->program, &e->hidden_program};
-	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-		if (*all[i])
-			e->ops->program_destroy(all[i]);
+	for (int i = 0; i < PASSES; i++) {
+		if (e->program[i])
+			e->ops->program_destroy(&e->program[i]);
+		if (e->finish[i])
+			e->ops->program_destroy(&e->finish[i]);
+	}
 }
 
 static void free_memory(struct engine *e)
@@ -247,39 +314,40 @@ static void free_memory(struct engine *e)
 
 /* --- opening ------------------------------------------------------------- */
 
-static int device_barrier(void *tp)
-{
-	return tp_barrier(tp, TP_STEP_LIMIT_S);
-}
-
-static int device_exchange(void *tp, const void *mine, size_t bytes, int fd, void *ret_all,
-                           int *ret_fds)
-{
-	_Static_assert((int)TP_EXCHANGE_BYTES >= (int)KERN_EXCHANGE_MAX, "the ranks can carry it");
-	return tp_exchange(tp, mine, bytes, fd, ret_all, ret_fds);
-}
-
 static int open_device(struct engine *e, struct err *err)
 {
 	char text[256] = "";
 	const struct engine_opts *o = &e->opts;
 	struct kern_config conf = device_config(e);
-	if (e->tp)
-		conf.group = (struct kern_group){.rank = tp_rank(e->tp),
-		                                 .ranks = tp_ranks(e->tp),
-		                                 .meet = device_barrier,
-		                                 .exchange = device_exchange,
-		                                 .broken = tp_failed_word(e->tp),
-		                                 .limit_s = TP_STEP_LIMIT_S,
-		                                 .arg = e->tp};
+	ranks_connect(e, &conf);
 	int rc = e->ops->open(&conf, &e->dev, text, sizeof text);
 	if (rc)
 		return err_set(err, rc == KERN_ENOMEM ? ERR_NOMEM : ERR_UNSUPPORTED,
 		               "cannot open device %s, variant %.40s: %s", e->ops->name,
 		               o->variant ? o->variant : "auto", text);
+	e->reduces = engine_ranks(e) > 1 && e->ops->reduces && e->ops->reduces(e->dev);
 	rc = e->ops->stream_new(e->dev, &e->stream);
 	if (rc)
 		return engine_device_error(e, rc, "cannot create a stream", err);
+	return 0;
+}
+
+static int set_layout(struct engine *e, struct err *err)
+{
+	struct engine_info *i = &e->info;
+	const struct model_conf *c = &e->conf;
+	int rc = e->sim ? kv_layout_uniform(&i->kv, c->layers, 1, e->sim->kv_dim, e->opts.block_tokens,
+	                                    e->opts.kv_type)
+	         : c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c),
+	                                             e->opts.block_tokens, e->opts.kv_type)
+	                          : kv_layout_uniform(&i->kv, c->layers, c->kv_heads, c->head_dim,
+	                                              e->opts.block_tokens, e->opts.kv_type);
+	if (rc)
+		return err_set(
+			err, ERR_INVALID,
+			"KV layout: %u layers, %u heads of %u, blocks of %u tokens exceed the size of "
+			"a block",
+			c->layers, c->kv_heads, c->head_dim, e->opts.block_tokens);
 	return 0;
 }
 
@@ -307,19 +375,7 @@ static int fill_info(struct engine *e, struct err *err)
 	snprintf(i->backend, sizeof i->backend, "%s", e->ops->name);
 	i->device = e->opts.device_index;
 	i->params = e->sim ? e->sim->params : 0;
-	int rc = e->sim ? kv_layout_uniform(&i->kv, c->layers, 1, e->sim->kv_dim, e->opts.block_tokens,
-	                                    e->opts.kv_type)
-	         : c->mla.kv_rank ? kv_layout_latent(&i->kv, c->layers, mla_width(c),
-	                                             e->opts.block_tokens, e->opts.kv_type)
-	                          : kv_layout_uniform(&i->kv, c->layers, c->kv_heads, c->head_dim,
-	                                              e->opts.block_tokens, e->opts.kv_type);
-	if (rc)
-		return err_set(
-			err, ERR_INVALID,
-			"KV layout: %u layers, %u heads of %u, blocks of %u tokens exceed the size of "
-			"a block",
-			c->layers, c->kv_heads, c->head_dim, e->opts.block_tokens);
-	return 0;
+	return set_layout(e, err);
 }
 
 /* A longer sequence is remembered in part. */
@@ -359,7 +415,7 @@ static void plan_step(struct engine *e)
 	size_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4,
 		   draw = sizeof(struct kern_draw) / 4, continued = sizeof(struct kern_continued) / 4,
 		   lists = plan_lists(e);
-	e->flights = o->overlap && e->ops->queued ? KERN_FLIGHTS : 1;
+	e->flights = o->overlap && e->ops->queued && engine_stages(e) == 1 ? KERN_FLIGHTS : 1;
 	e->max_table = plan_table(e);
 	size_t words = sizeof(struct kern_batch) / 4 + 3 * (size_t)o->max_rows +
 	               (1 + draw) * o->max_logits + (2 * span + progress + continued) * o->max_spans +
@@ -376,7 +432,6 @@ static void plan_step(struct engine *e)
 		e->limits.histories = o->histories;
 		e->limits.history_tokens = history_tokens(e);
 	}
-	e->mla_heads = mla_heads_at_once(&e->conf, (uint32_t)most_rows(e));
 	for (uint32_t i = 0; i < e->conf.ropes; i++)
 		e->rope[i] = (struct kern_rope){.style = e->conf.rope_style,
 		                                .dims = e->conf.rope_dims,
@@ -389,12 +444,10 @@ static int open_model(struct engine *e, struct err *err)
 	if (!e->ops->modelled) {
 		rc = model_open(e->path, &e->conf, &e->src, err);
 		e->src_open = rc == 0;
-		if (!rc && !e->rank)
+		/* another host's copy may be damaged where an outline does not look */
+		if (!rc && engine_process(e) == e->opts.host_first)
 			e->print = fingerprint_begin(&e->conf, &e->src);
-		else if (!rc)
-			/* rank 0 has told this rank which outline to expect */
-			model_outline(&e->conf, &e->src, e->info.fingerprint);
-		return rc;
+		return rc || !engine_process(e) ? rc : ranks_check_outline(e, err);
 	}
 	e->sim = mem_zalloc(sizeof *e->sim);
 	rc = model_sim_open(e->path, e->opts.kv_type, e->sim, err);
@@ -410,17 +463,17 @@ static int find_backend(struct engine *e, struct err *err)
 	return e->ops ? 0 : err_set(err, ERR_UNSUPPORTED, "%s", text);
 }
 
-/* With several ranks the group starts before the device is opened, which is told of it. */
+/* With several processes the group starts before the device is opened, which is told of it. */
 static int open_group(struct engine *e, struct err *err)
 {
-	int rc = e->opts.tp > 1 ? ranks_check(e, err) : 0;
+	int rc = processes(e) > 1 ? ranks_check(e, err) : 0;
 	if (rc)
 		return rc;
-	plan_step(e);
 	ranks_share_out(e);
-	/* if ranks share memory, rank 0 checks it for all before the others start */
-	rc = e->ops->own_memory || e->rank ? 0 : check_memory(e, err);
-	if (!rc && e->opts.tp > 1 && !e->tp)
+	plan_step(e);
+	/* if all of a host share memory, the first one checks it: process 0 before the others start */
+	rc = e->ops->own_memory || engine_process(e) != e->opts.host_first ? 0 : check_memory(e, err);
+	if (!rc && processes(e) > 1 && !e->tp)
 		rc = ranks_start(e, err);
 	return rc;
 }
@@ -435,11 +488,35 @@ static int check_devices(struct engine *e, struct err *err)
 	return rc ? rc : ranks_await(e, err);
 }
 
+/* Whether each product that reads att, act, expert_act or mla_out rounds it to bfloat16: then they
+ * are stored so, as is mla_q, which attention rounds, with the same bits, and what is added to x is
+ * rounded as well, by one rank as by many. Ranks send half as much. */
+static int input_is_rounded(const struct engine *e)
+{
+	static const enum model_role roles[] = {MODEL_O, MODEL_DOWN, MODEL_SHARED_DOWN, MODEL_KV_B};
+	int rounds = e->ops->rounds && e->ops->rounds(e->dev);
+	for (uint32_t layer = 0; layer < e->conf.layers && rounds; layer++) {
+		struct model_tensor t;
+		for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+			if (model_has_role(&e->conf, roles[i], layer) &&
+			    !model_role_get(&e->src, &e->conf, roles[i], layer, &t, NULL))
+				rounds &= t.dtype != KERN_F32 && t.dtype != KERN_F16;
+		if (e->conf.mla.kv_rank && !model_latent_get(&e->src, &e->conf, 1, layer, &t, NULL))
+			rounds &= t.dtype != KERN_F32 && t.dtype != KERN_F16;
+		if (e->conf.layer[layer].experts &&
+		    !model_expert_get(&e->src, &e->conf, MODEL_EXPERT_DOWN, layer, 0, &t, NULL)) {
+			rounds &= t.dtype != KERN_F32 && t.dtype != KERN_F16;
+			free(t.own);
+		}
+	}
+	return rounds;
+}
+
 /* Opens the device first, so that a missing device is reported before a model is read; last, if the
  * device needs to know the model or the group. */
 static int open_parts(struct engine *e, struct err *err)
 {
-	int rc = find_backend(e, err), first = !rc && !e->ops->modelled && e->opts.tp < 2;
+	int rc = find_backend(e, err), first = !rc && !e->ops->modelled && processes(e) == 1;
 	if (first)
 		rc = open_device(e, err);
 	if (!rc)
@@ -448,18 +525,36 @@ static int open_parts(struct engine *e, struct err *err)
 		rc = open_group(e, err);
 	if (!rc && !first)
 		rc = open_device(e, err);
+	if (!rc && e->reduces)
+		ranks_share_out(e);
+	if (!rc)
+		e->rounds = input_is_rounded(e);
 	return rc || !e->ops->own_memory ? rc : check_devices(e, err);
+}
+
+/* What process 0 does not load itself. */
+static int count_other_stages(struct engine *e, struct err *err)
+{
+	int rc = 0;
+	for (unsigned s = 1; !engine_process(e) && s < engine_stages(e) && !rc; s++) {
+		struct weights_size size = {0};
+		rc = size_of_process(e, s * engine_ranks(e), &size, err);
+		e->info.params += size.params;
+		e->info.weight_bytes += size.file_bytes;
+	}
+	return rc;
 }
 
 static int open_steps(struct engine *e, struct err *err)
 {
 	int rc;
-	if ((rc = open_parts(e, err)) || (rc = fill_info(e, err)) || (rc = weights_load(e, err)) ||
+	if ((rc = open_parts(e, err)) || (rc = fill_info(e, err)) ||
+	    (rc = count_other_stages(e, err)) || (rc = weights_load(e, err)) ||
 	    (rc = alloc_scratch(e, err)))
 		return rc;
-	if (!e->rank && (rc = ranks_await(e, err)))
-		return rc;
 	fingerprint_end(&e->print, e->info.fingerprint);
+	if ((rc = ranks_ready(e, err)))
+		return rc;
 	if (e->src_open)
 		model_close(&e->src);
 	e->src_open = 0;
@@ -468,11 +563,11 @@ static int open_steps(struct engine *e, struct err *err)
 
 int engine_open(const struct engine_opts *opts, struct engine **ret_e, struct err *err)
 {
-	return engine_open_rank(opts, opts->progressed != NULL, NULL, ret_e, err);
+	return engine_open_rank(opts, opts->progressed != NULL, NULL, NULL, ret_e, err);
 }
 
-int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp *tp,
-                     struct engine **ret_e, struct err *err)
+int engine_open_rank(const struct engine_opts *opts, int has_progress, const char *outline,
+                     struct tp *tp, struct engine **ret_e, struct err *err)
 {
 	int rc = check_opts(opts, err);
 	if (rc)
@@ -483,10 +578,13 @@ int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp
 	e->opts = *opts;
 	e->tp = tp;
 	e->has_progress = has_progress;
-	e->rank = tp ? tp_rank(tp) : 0;
+	e->outline = outline;
+	e->stage = tp ? tp_rank(tp) / engine_ranks(e) : 0;
+	e->rank = tp ? tp_rank(tp) % engine_ranks(e) : 0;
 	e->opts.model_path = e->path = mem_strdup(opts->model_path);
 	rc = open_steps(e, err);
-	e->opts.backend = e->opts.variant = NULL; /* the caller's strings; not needed any more */
+	e->opts.backend = e->opts.variant = e->outline =
+		NULL; /* the caller's strings; not needed any more */
 	if (rc)
 		engine_close(&e);
 	else
@@ -502,14 +600,15 @@ void engine_close(struct engine **ep)
 	if (e->dev) {
 		if (e->stream)
 			e->ops->sync(e->stream);
-		drop_programs(e);
+		engine_drop_programs(e);
 		free_memory(e);
 		weights_free(e);
 		if (e->stream)
 			e->ops->stream_destroy(&e->stream);
 		e->ops->close(&e->dev);
 	}
-	if (!e->rank) /* another rank's group belongs to its main, which may still report an error */
+	/* another process's group belongs to its main, which may still report an error */
+	if (!engine_process(e))
 		tp_destroy(&e->tp);
 	fingerprint_end(&e->print, NULL);
 	if (e->src_open)
@@ -536,6 +635,13 @@ void engine_counters(const struct engine *e, struct kern_counters *ret)
 	e->ops->counters(e->dev, ret);
 }
 
+uint64_t engine_memory_bytes(const char *backend, int device)
+{
+	char text[512];
+	const struct kern_ops *ops = kern_backend(backend, text, sizeof text);
+	return ops && ops->memory_bytes ? ops->memory_bytes(device) : 0;
+}
+
 void engine_device_info(const struct engine *e, struct kern_info *ret)
 {
 	e->ops->info(e->dev, ret);
@@ -545,124 +651,85 @@ uint64_t engine_pulse(const struct engine *e)
 {
 	struct kern_counters c;
 	e->ops->counters(e->dev, &c);
-	return c.pulse;
+	return c.pulse + (e->tp ? tp_waits(e->tp) : 0);
 }
 
-/* --- board and KV pool --------------------------------------------------- */
+/* --- planning ------------------------------------------------------------ */
 
-int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err *err)
+/* An upper estimate of the device memory of a step's program, as kernels/cuda lays it out: prepared
+ * inputs of products, what experts give, states of attention, lists of sampling. */
+static uint64_t gpu_program_bytes(const struct engine *e)
 {
-	if (e->board.host)
-		return err_set(err, ERR_EXISTS, "a progress board of %zu bytes is already attached",
-		               e->board.bytes);
-	int rc = e->ops->mem_pin(e->dev, board, bytes, &e->board);
-	return rc ? engine_device_error(e, rc, "cannot pin the progress board", err) : 0;
-}
-
-/* Parts that the pool is divided into, of which this rank has the one of its number. */
-static uint32_t pool_parts(const struct engine *e)
-{
-	return e->tp && e->ops->own_memory ? tp_ranks(e->tp) : 1;
-}
-
-size_t engine_pool_bytes(const struct engine *e, uint32_t blocks)
-{
-	const struct kv_layout *l = &e->info.kv;
-	return kv_part_offset(l, blocks, e->rank % pool_parts(e), pool_parts(e), l->layers, 0);
-}
-
-static struct kern_kv_layer pool_layer(const struct engine *e, uint32_t blocks, uint32_t i)
-{
-	static const enum kern_dtype dtype[] = {[KV_BF16] = KERN_BF16,
-	                                        [KV_F16] = KERN_F16,
-	                                        [KV_F32] = KERN_F32,
-	                                        [KV_INT8] = KERN_I8,
-	                                        [KV_FP8] = KERN_F8};
-	const struct kv_layout *l = &e->info.kv;
+	enum { PROCESSORS = 160, CHUNK = 256, SAMPLED_AT_ONCE = 64, ID_BYTES = 12, TILE = 32 };
+	const uint64_t states_most = 64u << 20;
 	const struct model_conf *c = &e->conf;
-	const struct tp_share *own = &e->shard.kv_heads;
-	uint32_t parts = pool_parts(e), part = e->rank % parts;
-	size_t head = l->piece_bytes[i] / l->layer[i].heads;
-	struct kern_kv_layer kv = {
-		.base = kern_at(e->pool.dev, kv_part_offset(l, blocks, part, parts, i, 0) +
-	                                     (parts > 1 ? 0 : own->begin * head)),
-		.block_stride_bytes = parts > 1 ? own->count * head : l->piece_bytes[i],
-		.kv_heads = c->mla.kv_rank ? 1 : e->shard.kv_heads.count,
-		.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim,
-		.latent = c->mla.kv_rank,
-		.block_tokens = l->block_tokens,
-		.dtype = dtype[l->type],
-		.layer = i,
-	};
-	CHECK(e->sim || (c->mla.kv_rank ? 1 : 2) * l->layer[i].heads * kern_kv_plane_bytes(&kv) ==
-	                    l->piece_bytes[i]);
-	return kv;
+	const struct model_experts *x = &c->experts;
+	uint64_t rows = (most_rows(e) + 63) / 64 * 64, pairs = rows * x->active,
+			 input = e->opts.activations == KERN_BF16 ? 2 : 6,
+			 out = c->mla.kv_rank ? c->mla.kv_rank : c->head_dim, columns = c->hidden;
+	columns = most(columns, most(c->ffn, x->shared_ffn));
+	columns = most(columns, (uint64_t)c->heads * engine_att_width(c));
+	columns = most(columns, most(c->mla.q_rank, latent_columns(e)));
+	uint64_t summed = e->shard.exchanges ? 0 : e->reduces ? c->hidden : e->shard.hidden.count;
+	/* what experts read has an order of its own */
+	uint64_t ready = (rows * columns + (pairs ? most(rows * c->hidden, pairs * x->ffn) : 0)) *
+	                 input,
+			 given = pairs * most(2 * e->shard.expert.count, summed) * sizeof(float),
+			 divided = (c->context / CHUNK + 1) * rows * (c->heads + TILE * c->kv_heads) *
+	                   (out + 8) * sizeof(float),
+			 runs = 4 * PROCESSORS * TILE * (out + 32) * sizeof(float),
+			 lists = least(e->opts.max_logits, SAMPLED_AT_ONCE) * (uint64_t)c->vocab * ID_BYTES;
+	return ready + ready / 8 + given + pairs * 8 + least(divided, states_most) + runs + lists +
+	       e->limits.batch_bytes;
 }
 
-int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err)
+/* The sizes of the process that needs most. */
+static int plan_processes(struct engine *e, struct engine_plan *p, struct err *err)
 {
-	for (uint32_t i = 0; i < e->info.kv.layers; i++)
-		e->kv[i] = pool_layer(e, blocks, i);
-	e->kv_blocks = blocks;
-	return engine_record(e, err);
+	for (unsigned i = 0; i < processes(e); i++) {
+		struct weights_size size;
+		int rc = size_of_process(e, i, &size, err);
+		if (rc)
+			return rc;
+		become(e, i);
+		plan_step(e);
+		p->params += e->rank ? 0 : size.params;
+		p->weight_bytes = most(p->weight_bytes, size.matrix_bytes + size.vector_bytes);
+		p->matrix_bytes = most(p->matrix_bytes, size.matrix_bytes);
+		p->step_bytes = most(p->step_bytes, step_bytes(e));
+		p->program_bytes = most(p->program_bytes, gpu_program_bytes(e) * (e->opts.hidden ? 2 : 1));
+		p->block_bytes = most(p->block_bytes, engine_pool_bytes(e, 1));
+	}
+	return 0;
 }
 
-int engine_device_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
+int engine_plan(const struct engine_opts *opts, struct engine_plan *ret, struct err *err)
 {
-	const struct tp_share *own = &e->shard.kv_heads;
-	struct kern_info device;
-	e->pool.dev = e->own.dev; /* any address will do: nothing runs */
-	int rc = engine_use_pool(e, 1, err);
-	e->ops->info(e->dev, &device);
-	drop_programs(e);
-	e->pool.dev = (kern_ptr){0};
-	*ret_bytes = pool_parts(e) > 1 ? device.free_bytes / own->count * own->total
-	                               : device.free_bytes;
-	return rc || device.free_bytes
-	           ? rc
-	           : err_set(
-					 err, ERR_IO,
-					 "the device does not report how much of its memory is free: set kv_memory_mb");
-}
-
-int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
-{
-	return e->tp ? ranks_room(e, ret_bytes, err) : engine_device_room(e, ret_bytes, err);
-}
-
-int engine_share_pool(struct engine *e, int *ret_fd, struct err *err)
-{
-	int rc = e->ops->mem_share(e->dev, &e->pool, ret_fd);
-	return rc ? engine_device_error(e, rc, "cannot share the KV pool", err) : 0;
-}
-
-/* The descriptors are closed on an error, or if the caller wants none. */
-int engine_new_pool(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err)
-{
-	if (e->pool.dev.v)
-		return err_set(err, ERR_EXISTS, "the KV pool already exists, with %u blocks", e->kv_blocks);
-	if (blocks < 1 || blocks == KV_BLOCK_NONE)
-		return err_set(err, ERR_INVALID, "KV pool of %u blocks, limits are 1 and %u", blocks,
-		               KV_BLOCK_NONE - 1);
-	struct kv_data data = {.device = {e->info.device}, .fd = {-1}};
-	int rc = e->ops->mem_new(e->dev, KERN_MEM_SHARED, engine_pool_bytes(e, blocks), &e->pool);
-	if (rc)
-		return engine_device_error(
-			e, rc,
-			"cannot create the KV pool (lower kv_blocks, kv_memory_mb or kv_memory_fraction)", err);
-	rc = engine_use_pool(e, blocks, err);
-	if (!rc && e->tp)
-		rc = ranks_attach(e, blocks, &data, err);
-	if (!rc && ret_data && pool_parts(e) == 1 && !(rc = engine_share_pool(e, data.fd, err)))
-		data.parts = 1;
-	if (!rc && ret_data)
-		*ret_data = data;
-	else
-		kv_data_close(&data);
+	/* what this file asks a device of, that a GPU answers */
+	static const struct kern_ops gpu = {.name = "cuda",
+	                                    .own_memory = 1,
+	                                    .queued = 1,
+	                                    .ranks_max = KERN_PARTS_MAX,
+	                                    .stages_max = KERN_PARTS_MAX};
+	struct engine *e = mem_zalloc(sizeof *e);
+	struct engine_plan p = {0};
+	int rc = check_opts(opts, err);
+	e->opts = *opts;
+	e->ops = &gpu;
+	/* if each has NCCL */
+	e->reduces = opts->tp > 1 && opts->variant && strcmp(opts->variant, "fast") == 0;
+	if (!rc && !(rc = model_describe(opts->model_path, &e->conf, &e->src, err))) {
+		if (opts->tp > gpu.ranks_max)
+			rc = err_set(err, ERR_UNSUPPORTED, "tensor_parallel is %u, at most %u GPUs", opts->tp,
+			             gpu.ranks_max);
+		else if (!(rc = ranks_check_model(e, err)) && !(rc = set_layout(e, err)))
+			rc = plan_processes(e, &p, err);
+		snprintf(p.name, sizeof p.name, "%s", e->conf.name);
+		p.context = e->conf.context;
+		model_close(&e->src);
+	}
+	free(e);
+	if (!rc)
+		*ret = p;
 	return rc;
-}
-
-const struct kern_mem *engine_pool(const struct engine *e)
-{
-	return &e->pool;
 }

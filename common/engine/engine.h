@@ -8,14 +8,18 @@
 #define ENGINE_ENGINE_H
 
 #include "engine/draw.h"
-#include "kernels/kernels.h"
+#include "kernels/batch.h"
+#include "kernels/device.h"
 #include "kv/region.h"
+#include "util/endpoint.h"
 #include "util/err.h"
+#include "util/wire.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
 struct engine;
+struct tp_remote;
 
 struct engine_opts {
 	/* a .gguf file or a Hugging Face folder with safetensors; sim: a description as in etc/sim/ */
@@ -23,12 +27,22 @@ struct engine_opts {
 	const char *backend; /* "cpu" (NULL), "sim", or one that is loaded (kern_backend) */
 	const char *variant; /* see kern_config */
 	int device_index;    /* among the backend's devices */
-	/* 0: machine_threads. With tp > 1 these are the threads of all ranks, shared equally */
+	/* 0: machine_threads. With tp > 1 these are the threads of a stage's ranks, shared equally;
+	 * stages compute one after the other */
 	unsigned threads;
-	/* tensor parallelism: number of processes that share the work (tp.h); 0 or 1: only this one.
-	 * Devices with own_memory (kernels.h): rank r's is number device_index + r / ranks_per_device
-	 * (0: 1) */
-	unsigned tp, ranks_per_device;
+	/* tensor parallelism: number of processes that share the work of a layer, and pipeline
+	 * parallelism: number of stages that have some of the layers each (tp.h); 0 is 1. Devices with
+	 * own_memory (device.h): that of process p, rank p % tp of stage p / tp, is number
+	 * device_index + p / ranks_per_device (0: 1) */
+	unsigned tp, pp, ranks_per_device;
+	/* with tp > 1: a rank has whole experts instead of some columns of all */
+	int expert_parallel;
+	/* the last n_remote stages are on other hosts (tp.h). engine_open sets the wires that it takes
+	 * over to NULL; the caller destroys the others. Then pool_shared is 0 */
+	struct tp_remote *remote;
+	unsigned n_remote;
+	/* of the stage's own process on another host: its first process, and how many it has; else 0 */
+	unsigned host_first, host_processes;
 	/* other processes (messager, storage) are to map the pool */
 	int pool_shared;
 	enum kv_type kv_type;
@@ -66,11 +80,13 @@ struct engine_info {
 	uint64_t params, weight_bytes; /* sim: params of the modelled model, weight_bytes 0 */
 	/* of configuration, tokenizer and all bytes of the tensors (fingerprint.h) */
 	char fingerprint[65];
-	/* the numerics id, "cpu-r4:tp1:bf16". Always tp1: the bits are the same at any tp (tp.h) */
+	/* the numerics id, "cpu-r4:tp1:bf16". Always tp1: the bits are the same at any tp and pp
+	 * (tp.h) */
 	char numerics[96];
 	uint32_t eos[8], n_eos; /* end-of-sequence ids */
 	int has_hidden;         /* engine_opts.hidden */
-	/* 1: two steps may be in flight. Not on a device that computes in the calling thread */
+	/* 1: two steps may be in flight. Not on a device that computes in the calling thread, and not
+	 * with several stages */
 	int overlap;
 	uint32_t histories, history_tokens; /* that the device has; tokens that one can hold */
 	char backend[16];                   /* backend and index of the device that has the KV pool */
@@ -78,11 +94,27 @@ struct engine_info {
 	struct kv_layout kv;
 };
 
+/* What a model takes on a GPU of each rank: of the rank that needs most. */
+struct engine_plan {
+	char name[128];
+	uint32_t context;
+	uint64_t params, matrix_bytes; /* matrix_bytes: of the weights without vectors */
+	/* step_bytes: activations and batches; program_bytes: an upper estimate of what the kernels
+	 * need beside them; block_bytes: a KV block's part */
+	uint64_t weight_bytes, step_bytes, program_bytes, block_bytes;
+};
+/* From the model's header alone, or from a config.json without its weights, whose types are then
+ * those that such folders usually have. Opens no device. ERR_INVALID or ERR_UNSUPPORTED (the model
+ * cannot be divided among so many ranks), and errors of engine_open. */
+int engine_plan(const struct engine_opts *opts, struct engine_plan *ret, struct err *err);
 int engine_open(const struct engine_opts *opts, struct engine **ret_e, struct err *err);
 void engine_close(struct engine **e);
 const struct engine_info *engine_info(const struct engine *e);
 /* The device's counters. Any thread, at any time. */
 void engine_counters(const struct engine *e, struct kern_counters *ret);
+/* Bytes of memory that a backend's device has, which need not be open; 0: it uses the host's, or
+ * there is no such device. */
+uint64_t engine_memory_bytes(const char *backend, int device);
 void engine_device_info(const struct engine *e, struct kern_info *ret);
 
 /* Registers the memory that contains the spans' progress words, a shared mapping; it must stay
@@ -95,11 +127,12 @@ int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err 
  * ERR_INVALID (ranks share a device) or an error of the device. */
 int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 /* Call once: makes the KV pool, `blocks` blocks of engine_info.kv in device memory, zeroed; on
- * several devices with memory of their own each rank has a part (layout.h). ret_data, unless NULL:
- * descriptors of it for other processes, owned by the caller; of a divided pool none without
- * pool_shared. 0, ERR_INVALID (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
+ * several devices with memory of their own each rank has a part (layout.h), and each stage has one
+ * on any device. ret_data, unless NULL: descriptors of it for other processes, owned by the caller;
+ * on a device with memory of its own, and with several stages, none without pool_shared. 0,
+ * ERR_INVALID (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
 int engine_new_pool(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err);
-/* The pool's memory, or rank 0's part; `host` is NULL if the host cannot address it. */
+/* The pool's memory, or this process's part; `host` is NULL if the host cannot address it. */
 const struct kern_mem *engine_pool(const struct engine *e);
 
 /* Maximum length of the lists of a draw's edit, without the tokens that it has seen: ids of bad
@@ -165,9 +198,23 @@ int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, s
 const float *engine_logits(struct engine *e, uint32_t row);
 /* Why the engine has failed for good (a rank or the device is gone), or NULL. */
 const char *engine_broken(const struct engine *e);
-/* Increases while a step advances, several times in each layer. Any thread, at any time. */
+/* Increases while a step advances, several times in each layer, and while another stage is waited
+ * for, whose own limit then applies (tp.h). Any thread, at any time. */
 uint64_t engine_pulse(const struct engine *e);
 
+/* What pdrank tells the process that is to be a stage of another host's pipeline. */
+struct engine_stage {
+	uint32_t stage, stages;
+	char host[ENDPOINT_BYTES_MAX + 1]; /* where stage 0 listens */
+	uint16_t port;
+	struct wire_ticket ticket;
+	char model_path[4096], log_file[4096]; /* "": as on that host; stderr */
+	int device_index;
+	unsigned threads; /* as in engine_opts */
+};
+/* main() of such a process, which is told by socket `fd` and ends when that is closed. Returns the
+ * exit status: 0 if the worker has ended the connection; else the reason is logged. */
+int engine_stage_main(int fd);
 /* main() of the program pdrank: a rank of another process's engine, connected by socket `fd`.
  * Returns the exit status. */
 int engine_rank_main(int fd);

@@ -30,6 +30,9 @@ int model_gguf_open(const char *path, struct model_conf *c, struct model_source 
                     struct err *err);
 int model_hf_open(const char *path, struct model_conf *c, struct model_source *src,
                   struct err *err);
+/* Of config.json alone, which is `path`. */
+int model_hf_describe(const char *path, struct model_conf *c, struct model_source *src,
+                      struct err *err);
 
 /* --- GGUF: keys are given without the architecture's prefix -------------- */
 

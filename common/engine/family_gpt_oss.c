@@ -86,33 +86,38 @@ static int expert_get(const struct model_source *src, const struct model_conf *c
 	const char *what = is_down ? "down" : "gate_up";
 	const unsigned char *codes, *scales;
 	char name[96];
+	size_t bytes = kern_dtype_bytes(KERN_MXFP4, (size_t)n * k);
 	if (k % BLOCK)
 		return err_set(err, ERR_UNSUPPORTED,
 		               "%.160s: experts' rows: found %u elements, expected a multiple of %d",
 		               src->path, k, BLOCK);
+	struct model_tensor t = {
+		.name = "experts", .dtype = KERN_MXFP4, .n = n, .k = k, .bytes = bytes};
+	if (src->described) {
+		*ret = t;
+		return 0;
+	}
 	snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%s_proj_blocks", layer, what);
 	if ((rc = find(src, name, c->experts.count, rows, blocks, CODES, &codes, err)))
 		return rc;
 	snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%s_proj_scales", layer, what);
 	if ((rc = find(src, name, c->experts.count, rows, blocks, 0, &scales, err)))
 		return rc;
-	size_t bytes = kern_dtype_bytes(KERN_MXFP4, (size_t)n * k);
 	unsigned char *out = mem_alloc(bytes), *to = out;
 	for (uint32_t r = 0; r < n; r++) {
 		size_t from = ((size_t)expert * rows + r * step + (part == MODEL_EXPERT_UP)) * blocks;
 		for (uint32_t b = 0; b < blocks; b++, to += 1 + CODES)
 			convert_block(to, codes + (from + b) * CODES, scales[from + b]);
 	}
-	*ret = (struct model_tensor){.name = "experts", .dtype = KERN_MXFP4, .n = n, .k = k};
-	ret->data = ret->own = out;
-	ret->bytes = bytes;
+	t.data = t.own = out;
 	if (part != MODEL_EXPERT_GATE) { /* after gate, up is still read from the same bytes */
 		size_t all = (size_t)rows * blocks;
-		ret->made_of[0].data = codes + expert * all * CODES;
-		ret->made_of[0].bytes = all * CODES;
-		ret->made_of[1].data = scales + expert * all;
-		ret->made_of[1].bytes = all;
+		t.made_of[0].data = codes + expert * all * CODES;
+		t.made_of[0].bytes = all * CODES;
+		t.made_of[1].data = scales + expert * all;
+		t.made_of[1].bytes = all;
 	}
+	*ret = t;
 	return 0;
 }
 

@@ -4,7 +4,9 @@
  * that all heads share. Keys and values are never computed from it: the part of a head's query that
  * is not rotated, times the key part of kv_b, is a query for the latent itself, and the weighted
  * sum of latents, times the value part, is the head's output. Prefill and decode compute the same,
- * so a row's bits do not depend on which it is. Errors are returned and name the tensor. */
+ * so a row's bits do not depend on which it is. With several ranks each has the queries of its
+ * heads and the whole latent, which every rank computes and writes alike. Errors are returned and
+ * name the tensor. */
 #include "engine/mla.h"
 #include "engine/model_fp8.h"
 #include "kernels/numbers.h"
@@ -16,33 +18,41 @@
 
 /* --- loading ------------------------------------------------------------- */
 
+/* 0: only the shape counts. */
+static int has_values(const struct loader *l, const struct model_tensor *t)
+{
+	return t->data && !l->size;
+}
+
+static void load_head(struct loader *l, const struct model_tensor *t, uint32_t first, uint32_t n,
+                      uint32_t head, struct kern_weight **w)
+{
+	load_part(l, t, (struct matrix_part){.rows = {.begin = first, .count = n}},
+	          l->e->shard.heads.count, head, w);
+}
+
 /* Rows [first, first + n) of a matrix of plain (not block) elements, transposed to (k, n). */
-static struct kern_weight *transposed_rows(struct loader *l, const struct model_tensor *t,
-                                           uint32_t first, uint32_t n)
+static void transposed_rows(struct loader *l, const struct model_tensor *t, uint32_t first,
+                            uint32_t n, uint32_t head, struct kern_weight **w)
 {
 	size_t size = kern_dtype_bytes(t->dtype, 1);
-	if (l->rc)
-		return NULL;
 	if (!size) {
 		l->rc = err_set(l->err, ERR_UNSUPPORTED,
 		                "%.160s: tensor %s: found type %s, expected F32, F16 or BF16",
 		                l->e->src.path, t->name, kern_dtype_name(t->dtype));
-		return NULL;
+		return;
 	}
-	unsigned char *out = mem_alloc((size_t)n * t->k * size);
-	const unsigned char *in = (const unsigned char *)t->data + (size_t)first * t->k * size;
-	for (uint32_t r = 0; r < n; r++)
-		for (uint32_t i = 0; i < t->k; i++)
-			memcpy(out + ((size_t)i * n + r) * size, in + ((size_t)r * t->k + i) * size, size);
-	struct model_tensor turned = {.name = t->name,
-	                              .dtype = t->dtype,
-	                              .n = t->k,
-	                              .k = n,
-	                              .data = out,
-	                              .bytes = (size_t)n * t->k * size};
-	struct kern_weight *w = load_rows(l, &turned, (struct tp_share){.begin = 0, .count = turned.n});
-	free(out);
-	return w;
+	struct model_tensor turned = {.name = t->name, .dtype = t->dtype, .n = t->k, .k = n};
+	if (has_values(l, t)) {
+		unsigned char *out = mem_alloc((size_t)n * t->k * size);
+		const unsigned char *in = (const unsigned char *)t->data + (size_t)first * t->k * size;
+		for (uint32_t r = 0; r < n; r++)
+			for (uint32_t i = 0; i < t->k; i++)
+				memcpy(out + ((size_t)i * n + r) * size, in + ((size_t)r * t->k + i) * size, size);
+		turned.data = turned.own = out;
+	}
+	load_head(l, &turned, 0, turned.n, head, w);
+	free(turned.own);
 }
 
 /* Whether a transposed part of an FP8 matrix keeps one scale for 128 values of a row: rows
@@ -58,6 +68,7 @@ static int keeps_scales(const struct model_tensor *t, uint32_t first, uint32_t n
 	return 1;
 }
 
+/* Of all heads, so that ranks store the same type whatever their number. */
 static int keeps_all_scales(const struct model_conf *c, const struct model_tensor *kv_b)
 {
 	const struct model_mla *d = &c->mla;
@@ -67,18 +78,22 @@ static int keeps_all_scales(const struct model_conf *c, const struct model_tenso
 	return 1;
 }
 
-uint64_t mla_added_bytes(const struct model_conf *c, const struct model_tensor *kv_b)
+enum kern_dtype mla_key_type(const struct model_conf *c, const struct model_tensor *kv_b)
 {
-	uint64_t values = (uint64_t)c->heads * c->mla.nope * kv_b->k;
-	return kv_b->dtype != KERN_E4M3 || keeps_all_scales(c, kv_b) ? 0 : values * (sizeof(float) - 1);
+	return kv_b->dtype == KERN_E4M3 && !keeps_all_scales(c, kv_b) ? KERN_F32 : kv_b->dtype;
 }
 
 /* transposed_rows of an FP8 matrix: in FP8, or as float32, to which the product of scale and code
  * is rounded. */
-static struct kern_weight *transposed_fp8(struct loader *l, const struct model_tensor *t,
-                                          uint32_t first, uint32_t n, enum kern_dtype dtype)
+static void transposed_fp8(struct loader *l, const struct model_tensor *t, uint32_t first,
+                           uint32_t n, enum kern_dtype dtype, uint32_t head, struct kern_weight **w)
 {
 	enum { BLOCK = KERN_E4M3_VALUES };
+	struct model_tensor turned = {.name = t->name, .dtype = dtype, .n = t->k, .k = n};
+	if (!has_values(l, t)) {
+		load_head(l, &turned, 0, turned.n, head, w);
+		return;
+	}
 	size_t size = dtype == KERN_F32 ? sizeof(float) : 1;
 	uint32_t across = (n + BLOCK - 1) / BLOCK;
 	const unsigned char *in = (const unsigned char *)t->data + (size_t)first * t->k;
@@ -93,30 +108,30 @@ static struct kern_weight *transposed_fp8(struct loader *l, const struct model_t
 			float v = *scale * kern_f8_to_f32(code);
 			memcpy(to, dtype == KERN_F32 ? (const void *)&v : &code, size);
 		}
-	struct model_tensor turned = {.name = t->name, .dtype = dtype, .n = t->k, .k = n, .data = out};
+	turned.data = out;
 	turned.scales.data = scales;
 	turned.scales.rows = turned.scales.columns = BLOCK;
 	turned.scales.across = across;
-	struct kern_weight *w = load_rows(l, &turned, (struct tp_share){.begin = 0, .count = t->k});
+	load_head(l, &turned, 0, turned.n, head, w);
 	free(scales);
 	free(out);
-	return w;
 }
 
-/* Splits kv_b into the matrices of all heads. */
+/* Splits kv_b into the matrices of this rank's heads. */
 static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 {
 	const struct model_mla *d = &l->e->conf.mla;
 	struct model_tensor kv_b;
 	if (!load_find(l, MODEL_KV_B, layer, &kv_b))
 		return;
-	int fp8 = kv_b.dtype == KERN_E4M3, keeps = fp8 && keeps_all_scales(&l->e->conf, &kv_b);
+	enum kern_dtype key_type = mla_key_type(&l->e->conf, &kv_b);
 	for (uint32_t h = 0; h < m->heads && !l->rc; h++) {
-		uint32_t first = h * (d->nope + d->v);
-		m->key[h] = fp8 ? transposed_fp8(l, &kv_b, first, d->nope, keeps ? KERN_E4M3 : KERN_F32)
-		                : transposed_rows(l, &kv_b, first, d->nope);
-		m->value[h] = load_rows(l, &kv_b,
-		                        (struct tp_share){.begin = first + d->nope, .count = d->v});
+		uint32_t first = (l->e->shard.heads.begin + h) * (d->nope + d->v);
+		if (kv_b.dtype == KERN_E4M3)
+			transposed_fp8(l, &kv_b, first, d->nope, key_type, h, &m->key);
+		else
+			transposed_rows(l, &kv_b, first, d->nope, h, &m->key);
+		load_head(l, &kv_b, first + d->nope, d->v, h, &m->value);
 	}
 	fingerprint_drop(l->e->print, &kv_b);
 }
@@ -129,8 +144,8 @@ static void load_parts(struct loader *l, uint32_t layer, struct kern_weight **w,
 	struct model_tensor t;
 	if (l->rc || !load_found(l, model_latent_get(&e->src, &e->conf, value, layer, &t, l->err), &t))
 		return;
-	for (uint32_t h = 0; h < e->conf.heads && !l->rc; h++)
-		w[h] = load_rows(l, &t, (struct tp_share){.begin = h * rows, .count = rows});
+	for (uint32_t h = 0; h < e->shard.heads.count && !l->rc; h++)
+		load_head(l, &t, (e->shard.heads.begin + h) * rows, rows, h, w);
 	fingerprint_drop(l->e->print, &t);
 }
 
@@ -147,13 +162,11 @@ struct mla *mla_load(struct loader *l, uint32_t layer)
 	m->q_b = load_matrix(l, MODEL_Q_B, layer);
 	m->kv_a = load_matrix(l, MODEL_KV_A, layer);
 	m->kv_a_norm = load_norm(l, MODEL_KV_A_NORM, layer);
-	m->heads = c->heads;
-	m->key = mem_array(m->heads, sizeof *m->key);
-	m->value = mem_array(m->heads, sizeof *m->value);
+	m->heads = l->e->shard.heads.count;
 	snprintf(name, sizeof name, "blk.%u.attn_k_b.weight", layer);
 	if (l->e->src.kind == MODEL_GGUF && model_has_tensor(&l->e->src, name)) {
-		load_parts(l, layer, m->key, 0, d->kv_rank);
-		load_parts(l, layer, m->value, 1, d->v);
+		load_parts(l, layer, &m->key, 0, d->kv_rank);
+		load_parts(l, layer, &m->value, 1, d->v);
 	} else {
 		load_whole(l, layer, m);
 	}
@@ -165,8 +178,8 @@ void mla_free(struct engine *e, struct mla **mp)
 	struct mla *m = *mp;
 	if (!m)
 		return;
-	free_matrices(e, &m->key, m->heads);
-	free_matrices(e, &m->value, m->heads);
+	free_matrix(e, &m->key);
+	free_matrix(e, &m->value);
 	free_matrix(e, &m->q_a);
 	free_matrix(e, &m->q_b);
 	free_matrix(e, &m->kv_a);
@@ -176,22 +189,7 @@ void mla_free(struct engine *e, struct mla **mp)
 
 /* --- a step -------------------------------------------------------------- */
 
-uint32_t mla_heads_at_once(const struct model_conf *c, uint32_t max_rows)
-{
-	enum { FLOATS = 16 << 20 };
-	uint64_t head = (uint64_t)max_rows * (mla_width(c) + c->mla.kv_rank);
-	if (!c->mla.kv_rank)
-		return 0;
-	return head * c->heads <= FLOATS ? c->heads : head < FLOATS ? (uint32_t)(FLOATS / head) : 1;
-}
-
-static void record_norm(struct recorder *r, struct kern_tensor x, kern_ptr w, uint32_t dim)
-{
-	record(r, (struct kern_op){.kind = KERN_OP_HEAD_NORM,
-	                           .head_norm = {x, w, 1, dim, r->e->conf.mla.norm_eps}});
-}
-
-/* Writes the queries of all heads, and the latents, side by side into qkv. */
+/* Writes the queries of this rank's heads, and the latents, side by side into qkv. */
 static void project_in(struct recorder *r, uint32_t layer, struct kern_tensor kv)
 {
 	struct engine *e = r->e;
@@ -205,9 +203,15 @@ static void project_in(struct recorder *r, uint32_t layer, struct kern_tensor kv
 				  .matmul = {.x = s->h, .products = 2, .p = {q, {.w = m->kv_a, .y = kv}}}});
 	if (!rank)
 		return;
-	record_norm(r, s->mla_q_a, m->q_a_norm, rank);
+	/* not as a norm of heads: this one prepares its output for the next product */
+	record(r, (struct kern_op){.kind = KERN_OP_NORM,
+	                           .norm = {.y = s->mla_q_a,
+	                                    .x = s->mla_q_a,
+	                                    .w = m->q_a_norm,
+	                                    .dim = rank,
+	                                    .eps = e->conf.mla.norm_eps}});
 	record_project(r, s->qkv, s->mla_q_a, m->q_b, (kern_ptr){0},
-	               (struct tp_share){.begin = 0, .count = e->conf.heads * e->conf.head_dim});
+	               (struct tp_share){.begin = 0, .count = m->heads * e->conf.head_dim});
 }
 
 void mla_in(struct recorder *r, uint32_t layer)
@@ -216,11 +220,14 @@ void mla_in(struct recorder *r, uint32_t layer)
 	const struct model_conf *c = &e->conf;
 	const struct model_mla *d = &c->mla;
 	const struct kern_rope *rope = &e->rope[c->layer[layer].rope];
-	struct kern_tensor q = e->s.qkv, kv = columns(q, c->heads * c->head_dim);
+	uint32_t heads = e->layer[layer].mla->heads;
+	struct kern_tensor q = e->s.qkv, kv = columns(q, heads * c->head_dim);
 	project_in(r, layer, kv);
-	record_norm(r, kv, e->layer[layer].mla->kv_a_norm, d->kv_rank);
+	record(r, (struct kern_op){.kind = KERN_OP_HEAD_NORM,
+	                           .head_norm = {kv, e->layer[layer].mla->kv_a_norm, 1, d->kv_rank,
+	                                         d->norm_eps}});
 	record(r, (struct kern_op){.kind = KERN_OP_ROPE,
-	                           .rope = {columns(q, d->nope), *rope, c->heads, c->head_dim}});
+	                           .rope = {columns(q, d->nope), *rope, heads, c->head_dim}});
 	record(r, (struct kern_op){.kind = KERN_OP_ROPE,
 	                           .rope = {columns(kv, d->kv_rank), *rope, 1, d->rope}});
 	record(r,
@@ -234,20 +241,16 @@ void mla_attention(struct recorder *r, uint32_t layer, struct kern_tensor qkv)
 	const struct model_mla *d = &c->mla;
 	const struct mla *m = e->layer[layer].mla;
 	const struct scratch *s = &e->s;
-	for (uint32_t h = 0, n; h < c->heads; h += n) {
-		n = c->heads - h < e->mla_heads ? c->heads - h : e->mla_heads;
-		record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL,
-		                           .heads_matmul = {s->mla_q, columns(qkv, h * c->head_dim),
-		                                            m->key + h, n, d->rope}});
-		record(r, (struct kern_op){.kind = KERN_OP_ATTENTION,
-		                           .attention = {.kv = e->kv[layer],
-		                                         .out = s->mla_out,
-		                                         .q = s->mla_q,
-		                                         .heads = n,
-		                                         .window = c->layer[layer].window,
-		                                         .scale = c->attn_scale}});
-		record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL,
-		                           .heads_matmul = {columns(s->att, h * d->v), s->mla_out,
-		                                            m->value + h, n, 0}});
-	}
+	struct kern_tensor att = columns(s->att, e->shard.heads.begin * d->v);
+	record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL,
+	                           .heads_matmul = {s->mla_q, qkv, m->key, m->heads, d->rope}});
+	record(r, (struct kern_op){.kind = KERN_OP_ATTENTION,
+	                           .attention = {.kv = e->kv[layer],
+	                                         .out = s->mla_out,
+	                                         .q = s->mla_q,
+	                                         .heads = m->heads,
+	                                         .window = c->layer[layer].window,
+	                                         .scale = c->attn_scale}});
+	record(r, (struct kern_op){.kind = KERN_OP_HEADS_MATMUL,
+	                           .heads_matmul = {att, s->mla_out, m->value, m->heads, 0}});
 }

@@ -11,26 +11,24 @@
 struct mla {
 	struct kern_weight *q_a, *q_b, *kv_a;
 	kern_ptr q_a_norm, kv_a_norm;
-	uint32_t heads;
-	/* (heads): the key part of kv_b transposed, (kv_rank, nope); its value part, (v, kv_rank) */
-	struct kern_weight **key, **value;
+	uint32_t heads; /* of this rank */
+	/* the key part of kv_b transposed, (heads, kv_rank, nope); its value part, (heads, v,
+	 * kv_rank) */
+	struct kern_weight *key, *value;
 };
 
 /* NULL for a model without MLA, and if the loader already has an error. */
 struct mla *mla_load(struct loader *l, uint32_t layer);
 void mla_free(struct engine *e, struct mla **m);
-/* An upper bound of the bytes that kv_b takes on the device beyond its own: keys are stored as
- * float32 if their FP8 scales cannot be transposed. */
-uint64_t mla_added_bytes(const struct model_conf *c, const struct model_tensor *kv_b);
+/* The type in which the transposed keys of kv_b are stored: float32 if its FP8 scales cannot be
+ * transposed, else kv_b's. */
+enum kern_dtype mla_key_type(const struct model_conf *c, const struct model_tensor *kv_b);
 
 /* Elements of a token in the cache: latent and rotated part. */
 static inline uint32_t mla_width(const struct model_conf *c)
 {
 	return c->mla.kv_rank + c->mla.rope;
 }
-/* How many heads' queries in latent space are held at a time; bounds the scratch of long
- * prompts. */
-uint32_t mla_heads_at_once(const struct model_conf *c, uint32_t max_rows);
 
 /* mla_in: from h of all rows to queries (in qkv) and the KV pool. mla_attention: from queries to
  * att. */

@@ -331,16 +331,17 @@ static int check_experts(const struct model_conf *c, struct err *err)
 	return rc;
 }
 
-int model_open(const char *path, struct model_conf *ret_conf, struct model_source *ret_src,
-               struct err *err)
+static int open_source(const char *path, int described, struct model_conf *ret_conf,
+                       struct model_source *ret_src, struct err *err)
 {
 	struct stat st;
 	if (stat(path, &st) < 0)
 		return err_set(err, ERR_IO, "%.200s: %m", path);
 	struct model_conf c = {0};
-	struct model_source src = {.path = path};
-	int rc = S_ISDIR(st.st_mode) ? model_hf_open(path, &c, &src, err)
-	                             : model_gguf_open(path, &c, &src, err);
+	struct model_source src = {.path = path, .described = described};
+	int rc = described             ? model_hf_describe(path, &c, &src, err)
+	         : S_ISDIR(st.st_mode) ? model_hf_open(path, &c, &src, err)
+	                               : model_gguf_open(path, &c, &src, err);
 	if (!rc && ((rc = check_sizes(&c, err)) || (rc = check_ropes(&c, err)) ||
 	            (rc = check_experts(&c, err))))
 		err_prefix(err, "%.160s", path);
@@ -351,6 +352,19 @@ int model_open(const char *path, struct model_conf *ret_conf, struct model_sourc
 	*ret_conf = c;
 	*ret_src = src;
 	return 0;
+}
+
+int model_open(const char *path, struct model_conf *ret_conf, struct model_source *ret_src,
+               struct err *err)
+{
+	return open_source(path, 0, ret_conf, ret_src, err);
+}
+
+int model_describe(const char *path, struct model_conf *ret_conf, struct model_source *ret_src,
+                   struct err *err)
+{
+	size_t n = strlen(path);
+	return open_source(path, n > 5 && strcmp(path + n - 5, ".json") == 0, ret_conf, ret_src, err);
 }
 
 void model_close(struct model_source *src)
@@ -443,6 +457,24 @@ static size_t row_bytes(const struct model_tensor *t, uint32_t k)
 	return t->dtype == KERN_E4M3 ? k : kern_dtype_bytes(t->dtype, k);
 }
 
+/* The tensor that a description has where a file would be asked. In a folder in FP8 the embeddings,
+ * the head, routers and all vectors usually are not. */
+static void described(const struct model_source *src, const char *name, uint32_t n, uint32_t k,
+                      struct model_tensor *ret)
+{
+	static const char *const plain[] = {"embed_tokens", "lm_head", ".gate.weight", ".router."};
+	struct model_tensor t = {.name = "(described)", .dtype = src->type, .n = n, .k = k};
+	int fp8 = n > 1 && src->fp8_scales;
+	for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+		fp8 = fp8 && !strstr(name, plain[i]);
+	if (fp8) {
+		t.dtype = KERN_E4M3;
+		model_fp8_describe(src, &t);
+	}
+	t.bytes = (size_t)n * row_bytes(&t, k);
+	*ret = t;
+}
+
 /* Finds a tensor. stack 0: a matrix (n, k) or a vector; otherwise a tensor of `stack` matrices (n,
  * k) one after another, returned as one matrix of all their rows. */
 static int tensor_get(const struct model_source *src, const char *name, uint32_t stack, uint32_t n,
@@ -450,6 +482,10 @@ static int tensor_get(const struct model_source *src, const char *name, uint32_t
 {
 	struct model_entry e;
 	char expected[60];
+	if (src->described) {
+		described(src, name, n * (stack ? stack : 1), k, ret);
+		return 0;
+	}
 	if (stack)
 		snprintf(expected, sizeof expected, "%u x %u x %u", stack, n, k);
 	else
@@ -515,7 +551,7 @@ static int role_get(const struct model_source *src, const struct model_conf *c,
 	size_t row = row_bytes(&t, bias ? 1 : k);
 	t.n = bias ? 1 : n;
 	t.k = bias ? n : k;
-	t.data = (const unsigned char *)t.data + first * row;
+	t.data = t.data ? (const unsigned char *)t.data + first * row : NULL;
 	t.bytes = n * row;
 	t.scales.first = first;
 	*ret = t;
@@ -605,6 +641,7 @@ void model_tensor_drop(const struct model_tensor *t)
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 	uintptr_t from = (uintptr_t)t->data & ~(page - 1);
 	uintptr_t to = ((uintptr_t)t->data + t->bytes + page - 1) & ~(page - 1);
-	if (t->bytes) /* if a neighbour uses part of a page, the page is read from the file again */
+	if (t->bytes &&
+	    t->data) /* if a neighbour uses part of a page, the page is read from the file again */
 		madvise((void *)from, to - from, MADV_DONTNEED);
 }

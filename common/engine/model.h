@@ -7,7 +7,7 @@
 #ifndef ENGINE_MODEL_H
 #define ENGINE_MODEL_H
 
-#include "kernels/kernels.h"
+#include "kernels/ops.h"
 #include "kv/layout.h"
 #include "util/err.h"
 
@@ -213,11 +213,11 @@ struct model_tensor {
 	const char *name;
 	enum kern_dtype dtype;
 	uint32_t n, k; /* a vector has n = 1 */
-	/* KERN_E4M3: the file's codes alone; see model_fp8.h */
+	/* KERN_E4M3: the file's codes alone; see model_fp8.h. NULL: only described */
 	const void *data;
 	size_t bytes;
 	struct {
-		const void *data; /* (down, across) of dtype F32, F16 or BF16 */
+		const void *data; /* (down, across) of dtype F32, F16 or BF16; NULL: only described */
 		enum kern_dtype dtype;
 		/* rows and columns that share a scale; scales in a row; the number of the tensor's first
 		 * row among those that the scales are for */
@@ -236,12 +236,20 @@ struct model_source {
 	void *file; /* struct gguf or struct safetensors */
 	const char *path;
 	unsigned fp8_scales; /* enum model_fp8_scales: what config.json allows; 0: no weight in FP8 */
+	/* 1: of config.json alone (model_describe), `file` is NULL: every tensor is there in the shape
+	 * that the description expects, without data, in this type, or in FP8 as it is usual */
+	int described;
+	enum kern_dtype type;
 };
 
 /* Opens a .gguf file, or a folder with config.json. Outputs are written only on success; the file
  * stays mapped until model_close. */
 int model_open(const char *path, struct model_conf *ret_conf, struct model_source *ret_src,
                struct err *err);
+/* The same, for what needs no data: `path` may also be a config.json (a name that ends with .json)
+ * without its folder's weights. */
+int model_describe(const char *path, struct model_conf *ret_conf, struct model_source *ret_src,
+                   struct err *err);
 void model_close(struct model_source *src);
 /* "blk.3.attn_q.weight"; suffix is "weight" or "bias". */
 void model_tensor_name(const struct model_conf *c, enum model_role role, uint32_t layer,

@@ -153,11 +153,17 @@ static int set_type(struct model_tensor *t, const struct st_tensor *s)
 	return 0;
 }
 
+void model_fp8_describe(const struct model_source *src, struct model_tensor *t)
+{
+	char unused[100];
+	find_shape(src->fp8_scales, NULL, t, unused, sizeof unused);
+}
+
 float model_fp8_scale(const struct model_tensor *t, uint32_t row, uint32_t column)
 {
-	size_t down = (t->scales.first + row) / t->scales.rows;
-	return kern_element(t->scales.data, t->scales.dtype,
-	                    down * t->scales.across + column / t->scales.columns);
+	size_t down = (t->scales.first + row) / t->scales.rows,
+		   at = down * t->scales.across + column / t->scales.columns;
+	return t->scales.data ? kern_element(t->scales.data, t->scales.dtype, at) : (float)at;
 }
 
 static int check_scales(const struct model_source *src, const struct model_tensor *t,

@@ -290,6 +290,24 @@ static int read_config(const char *path, const json_t *o, struct model_conf *c,
 	return 0;
 }
 
+/* The type of a described model's weights. */
+static void read_type(struct hf_reader *r, const json_t *o, struct model_source *src)
+{
+	static const struct {
+		const char *name;
+		enum kern_dtype type;
+	} types[] = {{"bfloat16", KERN_BF16}, {"float16", KERN_F16}, {"float32", KERN_F32}};
+	const json_t *v = hf_get(o, "dtype") ? hf_get(o, "dtype") : hf_get(o, "torch_dtype");
+	src->type = KERN_BF16;
+	for (size_t i = 0; v && i < sizeof types / sizeof *types; i++)
+		if (json_is_string(v) && strcmp(json_string_value(v), types[i].name) == 0) {
+			src->type = types[i].type;
+			return;
+		}
+	if (v)
+		hf_fail(r, "dtype", v, "bfloat16, float16 or float32");
+}
+
 static void read_name(const char *folder, struct model_conf *c)
 {
 	size_t n = strlen(folder);
@@ -300,6 +318,24 @@ static void read_name(const char *folder, struct model_conf *c)
 		from--;
 	snprintf(c->name, sizeof c->name, "%.*s", (int)(n - from > 127 ? 127 : n - from),
 	         folder + from);
+}
+
+int model_hf_describe(const char *path, struct model_conf *c, struct model_source *src,
+                      struct err *err)
+{
+	struct hf_reader r = {.path = path, .err = err};
+	json_t *o = NULL;
+	src->kind = c->source = MODEL_HF;
+	int rc = read_json(path, 0, &o, err);
+	if (!rc)
+		rc = read_config(path, o, c, src, err);
+	if (!rc) {
+		read_type(&r, o, src);
+		rc = r.rc;
+	}
+	json_decref(o);
+	read_name(path, c);
+	return rc;
 }
 
 int model_hf_open(const char *path, struct model_conf *c, struct model_source *src, struct err *err)

@@ -8,7 +8,8 @@ struct recorder {
 	struct engine *e;
 	struct kern_op *op; /* (n) */
 	size_t n, room;
-	enum kern_rows rows; /* which rows the operations apply to that are recorded now */
+	enum kern_rows rows;      /* which rows the operations apply to that are recorded now */
+	struct kern_tensor added; /* to x next: record_sum */
 };
 
 /* Appends an operation for the recorder's rows. */
@@ -26,6 +27,9 @@ struct kern_gathered gathered(struct kern_tensor x, uint32_t parts, struct tp_sh
 /* Waits until all ranks have written their shares, so that each can read everything; b may be NULL.
  * Records nothing if there is one rank. */
 void record_gather(struct recorder *r, struct kern_gathered a, const struct kern_gathered *b);
+/* Lets all ranks have what is added to x next: `output`, of which each has its columns, or, with
+ * divided sums, `part`, of which each has a part of every sum. */
+void record_sum(struct recorder *r, int summed);
 /* act(gate) * up of h, for this rank's columns, into `act`. */
 void record_gated(struct recorder *r, struct kern_tensor act, struct tp_share own,
                   const struct kern_weight *gate, kern_ptr gate_bias, const struct kern_weight *up,

@@ -2,7 +2,10 @@
  * waits for it, perhaps when the next step has been started.
  *
  * All spans are checked before anything is written to the KV pool. A bad span is the caller's error
- * and is returned, as is a failure of the device or of a rank. A step allocates nothing. */
+ * and is returned, as is a failure of the device or of another process. A step allocates nothing.
+ *
+ * With several stages process 0 orders the step of all and waits until all have done their parts:
+ * only then the batch may change, and the KV of their layers is in the pool. */
 #include "engine/engine_impl.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -165,7 +168,7 @@ static int check_step(const struct engine *e, const struct engine_span *spans, u
                       struct err *err)
 {
 	struct totals t = {0};
-	if (!e->program)
+	if (!e->program[PASS_TOKENS])
 		return err_set(err, ERR_INVALID, "no KV pool is attached");
 	if (n < 1 || n > e->opts.max_spans)
 		return err_set(err, ERR_INVALID, "%u spans in one step, limits are 1 and %u", n,
@@ -379,7 +382,7 @@ static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t 
 /* Remembers the failure of a device or a group that cannot recover; returns rc. */
 static int note_failure(struct engine *e, int rc)
 {
-	if (rc && e->tp)
+	if (rc && e->tp) /* the first reason is kept */
 		tp_fail(e->tp, e->ops->last_error(e->dev));
 	else if (rc == KERN_ELOST && !e->lost) {
 		e->lost = mem_strdup(e->ops->last_error(e->dev));
@@ -389,14 +392,47 @@ static int note_failure(struct engine *e, int rc)
 	return rc;
 }
 
-/* Leaves nothing in flight after an error. */
-static int run(struct engine *e, struct kern_program *p, uint32_t flight, int wait)
+/* Stores the progress words of the layers of other stages, whose processes do not see the board. */
+static void report_layers(struct engine *e, const struct kern_batch *b)
+{
+	const struct kern_progress *p = kern_part(b, b->progress);
+	uint32_t first = e->shard.layers.begin + e->shard.layers.count;
+	for (uint32_t i = 0; i < b->spans; i++) {
+		uint64_t *word = (uint64_t *)((unsigned char *)e->board.host +
+		                              (p[i].word.v - e->board.dev.v));
+		for (uint32_t l = first; p[i].word.v && l < e->info.layers; l++)
+			__atomic_store_n(word + l * p[i].stride, p[i].value, __ATOMIC_RELEASE);
+	}
+	e->opts.progressed(e->opts.progressed_arg);
+}
+
+/* Waits for all that is in flight, on all stages. */
+static int wait_all(struct engine *e, uint32_t flight)
+{
+	const struct kern_batch *b = batch_of(e, flight).host;
+	int rc = e->ops->sync(e->stream);
+	if (rc || engine_process(e) || engine_stages(e) == 1)
+		return rc;
+	if (tp_await_done(e->tp, TP_STAGE_LIMIT_S))
+		return KERN_EDEVICE;
+	if (b->progress)
+		report_layers(e, b);
+	return 0;
+}
+
+/* Starts this process's part of a pass. Leaves nothing in flight after an error. */
+static int run(struct engine *e, enum pass pass, uint32_t flight, int wait)
 {
 	struct kern_mem batch = batch_of(e, flight);
-	int rc = e->ops->run(e->stream, p, &batch), sync = 0;
-	if (rc || wait)
-		sync = e->ops->sync(e->stream);
-	return note_failure(e, rc ? rc : sync);
+	int rc = e->ops->run(e->stream, e->program[pass], &batch), waited = 0;
+	/* also for an empty tail: the last stage's device may pass rows all the same */
+	if (!rc && e->finish[pass])
+		rc = e->ops->run(e->stream, e->finish[pass], &batch);
+	if (rc)
+		e->ops->sync(e->stream);
+	else if (wait)
+		waited = wait_all(e, flight);
+	return note_failure(e, rc ? rc : waited);
 }
 
 int engine_settle(struct engine *e)
@@ -405,9 +441,9 @@ int engine_settle(struct engine *e)
 	return note_failure(e, e->ops->sync(e->stream));
 }
 
-int engine_follow(struct engine *e, struct kern_program *p, uint32_t flight)
+int engine_follow(struct engine *e, enum pass pass, uint32_t flight)
 {
-	int alone = e->flights == 1, rc = run(e, p, flight, alone);
+	int alone = e->flights == 1, rc = run(e, pass, flight, alone);
 	if (rc || alone || ++e->started - e->finished == 1)
 		return rc;
 	e->finished++;
@@ -465,8 +501,8 @@ static int run_hidden(struct engine *e, struct engine_span *spans, uint32_t n)
 {
 	uint32_t row = 0;
 	if (e->tp)
-		ranks_step(e, TP_HIDDEN, flight_of(e));
-	int rc = run(e, e->hidden_program, flight_of(e), 1);
+		ranks_step(e, PASS_HIDDEN, flight_of(e));
+	int rc = run(e, PASS_HIDDEN, flight_of(e), 1);
 	for (uint32_t i = 0; i < n && !rc; row += spans[i++].n)
 		rc = add_hidden(e, &spans[i], row);
 	return rc;
@@ -494,8 +530,8 @@ static int start_pass(struct engine *e, struct engine_span *spans, uint32_t n,
 			ret_drawn[i] = (struct drawn_rows){place + row - 1 - s->drafts, 1 + s->drafts};
 	}
 	if (e->tp)
-		ranks_step(e, TP_STEP, flight_of(e));
-	return run(e, e->program, flight_of(e), wait);
+		ranks_step(e, PASS_TOKENS, flight_of(e));
+	return run(e, PASS_TOKENS, flight_of(e), wait);
 }
 
 int engine_start(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err)
@@ -528,9 +564,10 @@ int engine_finish(struct engine *e, struct err *err)
 {
 	CHECK(e->started > e->finished);
 	int rc = 0;
+	uint32_t flight = (uint32_t)(e->finished % e->flights);
 	int last = ++e->finished == e->started;
-	if (!e->flight[(e->finished - 1) % e->flights].done)
-		rc = note_failure(e, last ? e->ops->sync(e->stream) : e->ops->sync_previous(e->stream));
+	if (!e->flight[flight].done)
+		rc = note_failure(e, last ? wait_all(e, flight) : e->ops->sync_previous(e->stream));
 	return rc ? step_error(e, rc, err) : 0;
 }
 

@@ -1,14 +1,17 @@
 /* tp.c - see tp.h.
  *
- * The barrier is a counter of ranks that have arrived, and a generation that the last one
+ * A stage's barrier is a counter of ranks that have arrived, and a generation that the last one
  * increments; a waiting rank spins briefly, then sleeps on the generation. Orders have a sequence
  * number of the same kind. All these words are in the shared mapping, so the futexes are shared
  * ones. Rank 0 has a socket to each rank; its end of file tells either side that the other process
  * is gone. A thread of rank 0 watches the sockets (so the waits of a step need not), and a thread
- * of each other rank exits at once. The mapping has no data from outside this group of
- * processes. */
-#include "engine/tp.h"
-#include "kernels/kernels.h"
+ * of each other rank exits at once. Rows pass from stage to stage through a ring of stream sockets
+ * between the stages' first ranks. bridge.c writes what another host's rank 0 sends into
+ * the mapping; everything else in it is from processes of this host. */
+#include "engine/bridge.h"
+#include "engine/tp_impl.h"
+#include "kernels/group.h"
+#include "util/child.h"
 #include "util/clock.h"
 #include "util/mem.h"
 #include "util/sock.h"
@@ -19,7 +22,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,52 +38,13 @@
 enum {
 	SPIN_NS = 50000,
 	TURNS_PER_CLOCK = 32,
-	RANK_FD = 3,
 	STATUS_MS = 200, /* for the status of a rank that has ended; the group fails then without it */
 	END_MS = 1000,
-	EXCHANGE_LOOK_MS = 50
+	LOOK_MS = 50 /* between looks at whether the group has failed */
 };
-#define TP_MAGIC 0x6b6e617264703101u
-
-struct tp_shared {
-	uint64_t magic, bytes;
-	uint32_t ranks;
-	_Alignas(64) atomic_uint
-		order_seq; /* number of the latest order, which is in order[number % TP_ORDERS] */
-	struct {
-		enum tp_order order;
-		unsigned char data[TP_ORDER_BYTES];
-	} order[TP_ORDERS];
-	_Alignas(64) atomic_uint generation; /* of the barrier */
-	_Alignas(64) atomic_uint arrived;
-	atomic_uint failing, failed; /* failing: someone writes `why`; failed: it is written */
-	char why[320];
-	struct {
-		_Alignas(64) atomic_uint met; /* number of barriers that the rank has reached */
-	} at[TP_RANKS_MAX];
-};
-
-struct tp_child {
-	pid_t pid;
-	int fd;
-};
-
-struct tp {
-	struct tp_shared *sh;
-	unsigned rank, ranks;
-	unsigned order_seen;
-	int fd;                              /* other ranks: socket to rank 0 */
-	struct tp_child child[TP_RANKS_MAX]; /* rank 0: rank i, from 1 on */
-	int stop_fd;                         /* rank 0: stops the watcher */
-	pthread_t watcher;
-	int watching;
-	tp_broken *broken;
-	void *broken_arg;
-	atomic_uint told; /* `broken` was called */
-};
-
+/* What a rank is told before the caller's hello. */
 struct hello_head {
-	uint32_t rank, ranks;
+	uint32_t rank, ranks, stages;
 	uint64_t bytes;
 };
 
@@ -89,6 +52,13 @@ struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsign
 {
 	uint32_t begin = kern_share(total, unit, rank, ranks);
 	return (struct tp_share){begin, kern_share(total, unit, rank + 1, ranks) - begin, total, unit};
+}
+
+static void close_fds(int *fds, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
 }
 
 /* --- the mapping --------------------------------------------------------- */
@@ -126,7 +96,7 @@ static int map(struct tp *tp, int fd, size_t bytes, struct err *err)
 	return 0;
 }
 
-static int make_mapping(struct tp *tp, size_t shared, struct err *err)
+int tp_map_new(struct tp *tp, size_t shared, struct err *err)
 {
 	size_t bytes = head_bytes() + pages(shared);
 	int fd = memfd_create("pdserve-ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -145,6 +115,7 @@ static int make_mapping(struct tp *tp, size_t shared, struct err *err)
 	memset(tp->sh, 0, bytes); /* touch the pages now, not in the first steps */
 	tp->sh->magic = TP_MAGIC;
 	tp->sh->bytes = bytes;
+	tp->sh->stages = tp->stages;
 	tp->sh->ranks = tp->ranks;
 	return fd;
 }
@@ -192,8 +163,12 @@ static void fail(struct tp_shared *sh, const char *why)
 		return;
 	snprintf(sh->why, sizeof sh->why, "%s", why);
 	atomic_store_explicit(&sh->failed, 1, memory_order_release);
-	atomic_fetch_add(&sh->generation, 1);
-	wake_all(&sh->generation);
+	for (unsigned s = 0; s < sh->stages; s++) {
+		atomic_fetch_add(&sh->stage[s].generation, 1);
+		wake_all(&sh->stage[s].generation);
+	}
+	atomic_fetch_add(&sh->done, 1);
+	wake_all(&sh->done);
 }
 
 void tp_fail(struct tp *tp, const char *why)
@@ -207,7 +182,8 @@ void tp_fail(struct tp *tp, const char *why)
 static void fail_late(struct tp *tp, unsigned n, unsigned limit_s)
 {
 	char why[160];
-	for (unsigned r = 0; r < tp->ranks; r++)
+	unsigned each = tp->ranks / tp->stages, first = tp_stage_of(tp, tp->rank) * each;
+	for (unsigned r = first; r < first + each; r++)
 		if (atomic_load(&tp->sh->at[r].met) != n) {
 			snprintf(why, sizeof why, "rank %u did not reach the barrier within %u s", r, limit_s);
 			tp_fail(tp, why);
@@ -217,35 +193,40 @@ static void fail_late(struct tp *tp, unsigned n, unsigned limit_s)
 
 int tp_barrier(struct tp *tp, unsigned limit_s)
 {
-	struct tp_shared *sh = tp->sh;
-	unsigned gen = atomic_load_explicit(&sh->generation, memory_order_acquire),
-			 n = atomic_fetch_add(&sh->at[tp->rank].met, 1) + 1;
+	unsigned stage = tp_stage_of(tp, tp->rank);
+	atomic_uint *generation = &tp->sh->stage[stage].generation,
+				*arrived = &tp->sh->stage[stage].arrived;
+	unsigned gen = atomic_load_explicit(generation, memory_order_acquire),
+			 n = atomic_fetch_add(&tp->sh->at[tp->rank].met, 1) + 1;
 	if (tp_why(tp))
 		return ERR_IO;
-	if (atomic_fetch_add_explicit(&sh->arrived, 1, memory_order_acq_rel) + 1 == tp->ranks) {
-		atomic_store_explicit(&sh->arrived, 0, memory_order_relaxed);
-		atomic_fetch_add_explicit(&sh->generation, 1, memory_order_seq_cst);
-		wake_all(&sh->generation);
+	if (atomic_fetch_add_explicit(arrived, 1, memory_order_acq_rel) + 1 == tp->ranks / tp->stages) {
+		atomic_store_explicit(arrived, 0, memory_order_relaxed);
+		atomic_fetch_add_explicit(generation, 1, memory_order_seq_cst);
+		wake_all(generation);
 		return 0;
 	}
 	uint64_t deadline = clock_us() + (uint64_t)limit_s * 1000000u;
-	while (spin_while(&sh->generation, gen) == gen) {
+	while (spin_while(generation, gen) == gen) {
 		uint64_t left = clock_left_us(deadline);
 		if (!left) {
 			fail_late(tp, n, limit_s);
 			break;
 		}
 		struct timespec ts = {(time_t)(left / 1000000u), (long)(left % 1000000u * 1000u)};
-		sleep_on(&sh->generation, gen, &ts);
+		sleep_on(generation, gen, &ts);
 	}
 	return tp_why(tp) ? ERR_IO : 0;
 }
 
-void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes)
+void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes, size_t shared_at,
+              size_t shared_bytes)
 {
 	struct tp_shared *sh = tp->sh;
 	unsigned at = (atomic_load(&sh->order_seq) + 1) % TP_ORDERS;
 	sh->order[at].order = order;
+	sh->order[at].at = (uint32_t)shared_at;
+	sh->order[at].bytes = (uint32_t)shared_bytes;
 	if (bytes)
 		memcpy(sh->order[at].data, data, bytes < TP_ORDER_BYTES ? bytes : TP_ORDER_BYTES);
 	atomic_fetch_add_explicit(&sh->order_seq, 1, memory_order_seq_cst);
@@ -269,9 +250,124 @@ int tp_await(struct tp *tp, unsigned limit_us, enum tp_order *ret_order, void *d
 	return 0;
 }
 
+void tp_done_by(struct tp *tp, unsigned rank, unsigned order)
+{
+	atomic_store_explicit(&tp->sh->at[rank].done, order, memory_order_release);
+	atomic_fetch_add_explicit(&tp->sh->done, 1, memory_order_seq_cst);
+	wake_all(&tp->sh->done);
+}
+
+void tp_sleep_on_done(struct tp *tp, unsigned seen, unsigned ms)
+{
+	const struct timespec limit = {0, ms * 1000000l};
+	if (spin_while(&tp->sh->done, seen) == seen)
+		sleep_on(&tp->sh->done, seen, &limit);
+}
+
+void tp_done(struct tp *tp)
+{
+	tp_done_by(tp, tp->rank, tp->order_seen);
+}
+
+/* A rank that has not done the latest order; 0: all have. */
+static unsigned busy_rank(const struct tp *tp)
+{
+	unsigned latest = atomic_load(&tp->sh->order_seq);
+	for (unsigned r = 1; r < tp->ranks; r++)
+		if (atomic_load_explicit(&tp->sh->at[r].done, memory_order_acquire) != latest)
+			return r;
+	return 0;
+}
+
+int tp_await_done(struct tp *tp, unsigned limit_s)
+{
+	uint64_t deadline = clock_us() + (uint64_t)limit_s * 1000000u;
+	for (;;) {
+		unsigned seen = atomic_load_explicit(&tp->sh->done, memory_order_acquire),
+				 late = busy_rank(tp);
+		if (!late || tp_why(tp))
+			break;
+		if (!clock_left_us(deadline)) {
+			char why[160];
+			snprintf(why, sizeof why, "rank %u did not do its part of a step within %u s", late,
+			         limit_s);
+			tp_fail(tp, why);
+		} else {
+			atomic_fetch_add(&tp->waits, 1);
+			tp_sleep_on_done(tp, seen, LOOK_MS);
+		}
+	}
+	return tp_why(tp) ? ERR_IO : 0;
+}
+
+uint64_t tp_waits(const struct tp *tp)
+{
+	return atomic_load(&tp->waits);
+}
+
+/* --- rows between stages ------------------------------------------------- */
+
+/* The other end is gone: if its process has ended, the watcher says how. */
+static void fail_gone(struct tp *tp, const char *why)
+{
+	for (unsigned ms = 0; !tp_why(tp) && ms < END_MS; ms++)
+		usleep(1000);
+	tp_fail(tp, why);
+}
+
+/* Moves as many bytes as the socket has, or has room for; fails the group if it is at its end. */
+static size_t move_some(struct tp *tp, unsigned char *at, size_t bytes, int sends)
+{
+	ssize_t n = sends ? send(tp->to_next, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT)
+	                  : recv(tp->from_previous, at, bytes, MSG_DONTWAIT);
+	if (n > 0)
+		return (size_t)n;
+	if (!n || (errno != EAGAIN && errno != EINTR))
+		fail_gone(tp, sends ? "the next stage takes no rows any more"
+		                    : "the previous stage passes no rows any more");
+	return 0;
+}
+
+static int move(struct tp *tp, unsigned char *at, size_t bytes, unsigned limit_s, int sends)
+{
+	struct pollfd p = {.fd = sends ? tp->to_next : tp->from_previous,
+	                   .events = sends ? POLLOUT : POLLIN};
+	uint64_t deadline = clock_us() + (uint64_t)limit_s * 1000000u;
+	while (bytes && !tp_why(tp)) {
+		size_t n = move_some(tp, at, bytes, sends);
+		at += n;
+		bytes -= n;
+		if (n || tp_why(tp))
+			continue;
+		if (clock_left_us(deadline)) {
+			atomic_fetch_add(&tp->waits, 1);
+			poll(&p, 1, LOOK_MS);
+			continue;
+		}
+		char why[160];
+		unsigned stage = tp_stage_of(tp, tp->rank),
+				 peer = (stage + (sends ? 1 : tp->stages - 1)) % tp->stages;
+		snprintf(why, sizeof why, "stage %u %s stage %u within %u s", peer,
+		         sends ? "took no rows of" : "passed no rows to", stage, limit_s);
+		tp_fail(tp, why);
+	}
+	return tp_why(tp) ? ERR_IO : 0;
+}
+
+int tp_send(struct tp *tp, const void *data, size_t bytes, unsigned limit_s)
+{
+	return move(tp, (unsigned char *)(uintptr_t)data, bytes, limit_s, 1);
+}
+
+int tp_recv(struct tp *tp, void *ret, size_t bytes, unsigned limit_s)
+{
+	return move(tp, ret, bytes, limit_s, 0);
+}
+
 /* --- rank 0: the processes of the other ranks ---------------------------- */
 
-/* Finds pdrank beside this program, or in ../bin of it (tests, benchmarks). */
+/* Finds pdrank beside this program, or in ../bin of it (tests, benchmarks). A stage's process is
+ * pdrank itself: its ranks must be of the same build, also after another one was installed. */
 static int find_program(char *path, size_t size, struct err *err)
 {
 	static const char *const from[] = {"pdrank", "../bin/pdrank"};
@@ -280,63 +376,39 @@ static int find_program(char *path, size_t size, struct err *err)
 	char *slash = n > 0 ? (self[n] = 0, strrchr(self, '/')) : NULL;
 	if (!slash)
 		return err_set(err, ERR_IO, "cannot find the path of this program: %s", strerror(errno));
+	if (strncmp(slash + 1, "pdrank", 6) == 0) {
+		snprintf(path, size, "/proc/self/exe");
+		return 0;
+	}
 	slash[1] = 0;
 	for (size_t i = 0; i < sizeof from / sizeof *from; i++) {
 		snprintf(path, size, "%s%s", self, from[i]);
 		if (access(path, X_OK) == 0)
 			return 0;
 	}
-	return err_set(err, ERR_NOTFOUND, "%.300spdrank: not found; tensor_parallel above 1 needs it",
-	               self);
+	return err_set(err, ERR_NOTFOUND,
+	               "%.300spdrank: not found; tensor_parallel and pipeline_parallel need it", self);
 }
 
-static int spawn(struct tp *tp, unsigned rank, const char *program, int theirs, struct err *err)
+int tp_start_rank(struct tp *tp, unsigned rank, int memory, const struct tp_ring *ring,
+                  const void *hello, size_t bytes, struct err *err)
 {
-	char text[16];
-	snprintf(text, sizeof text, "%u", rank);
+	char program[600], text[16];
 	char *argv[] = {(char *)"pdrank", text, NULL};
-	posix_spawn_file_actions_t files;
-	posix_spawnattr_t attr;
-	sigset_t none, all;
-	sigemptyset(&none);
-	sigfillset(&all);
-	posix_spawn_file_actions_init(&files);
-	posix_spawn_file_actions_adddup2(&files, theirs, RANK_FD);
-	posix_spawnattr_init(&attr);
-	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	posix_spawnattr_setsigmask(&attr, &none);
-	posix_spawnattr_setsigdefault(&attr, &all);
-	extern char **environ;
-	int rc = posix_spawn(&tp->child[rank].pid, program, &files, &attr, argv, environ);
-	posix_spawnattr_destroy(&attr);
-	posix_spawn_file_actions_destroy(&files);
-	if (rc)
-		tp->child[rank].pid = 0;
-	return rc ? err_set(err, ERR_IO, "cannot start %.200s: %s", program, strerror(rc)) : 0;
-}
-
-static int start_rank(struct tp *tp, unsigned rank, const char *program, int memory,
-                      const void *hello, size_t bytes, struct err *err)
-{
-	int pair[2];
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
-		return err_set(err, ERR_IO, "cannot make a socket for rank %u: %s", rank, strerror(errno));
-	tp->child[rank].fd = pair[0];
-	/* dup2 of a descriptor onto itself would leave it close-on-exec */
-	int theirs = pair[1] == RANK_FD ? fcntl(pair[1], F_DUPFD_CLOEXEC, RANK_FD + 1) : pair[1];
-	int rc = theirs < 0
-	             ? err_set(err, ERR_IO, "no descriptor for rank %u: %s", rank, strerror(errno))
-	             : spawn(tp, rank, program, theirs, err);
-	if (theirs >= 0 && theirs != pair[1])
-		close(theirs);
-	close(pair[1]);
-	if (rc)
+	unsigned stage = tp_stage_of(tp, rank);
+	int fds[] = {memory, ring->to_next[stage], ring->from_previous[stage]},
+		passes_rows = tp->stages > 1 && rank % (tp->ranks / tp->stages) == 0,
+		rc = find_program(program, sizeof program, err);
+	snprintf(text, sizeof text, "%u", rank);
+	if (rc < 0 ||
+	    (rc = child_start(program, argv, &tp->child[rank].pid, &tp->child[rank].fd, err)) < 0)
 		return rc;
-	struct hello_head head = {.rank = rank, .ranks = tp->ranks, .bytes = tp->sh->bytes};
+	struct hello_head head = {
+		.rank = rank, .ranks = tp->ranks, .stages = tp->stages, .bytes = tp->sh->bytes};
 	unsigned char *msg = mem_alloc(sizeof head + bytes);
 	memcpy(msg, &head, sizeof head);
 	memcpy(msg + sizeof head, hello, bytes);
-	rc = sock_send(pair[0], msg, sizeof head + bytes, &memory, 1);
+	rc = sock_send(tp->child[rank].fd, msg, sizeof head + bytes, fds, passes_rows ? 3 : 1);
 	free(msg);
 	return rc ? err_set(err, ERR_IO, "rank %u ended before it started", rank) : 0;
 }
@@ -365,7 +437,7 @@ static void *watch(void *arg)
 	struct tp *tp = arg;
 	struct pollfd p[TP_RANKS_MAX] = {{.fd = tp->stop_fd, .events = POLLIN}};
 	for (unsigned r = 1; r < tp->ranks; r++)
-		p[r] = (struct pollfd){.fd = tp->child[r].fd};
+		p[r] = (struct pollfd){.fd = tp->child[r].pid ? tp->child[r].fd : -1};
 	while (poll(p, tp->ranks, -1) < 0 && errno == EINTR)
 		;
 	for (unsigned r = 1; !p[0].revents && r < tp->ranks; r++)
@@ -399,32 +471,78 @@ static void end_ranks(struct tp *tp)
 	}
 }
 
-int tp_start(unsigned ranks, size_t bytes, const void *hello, size_t hello_bytes, tp_broken *broken,
-             void *broken_arg, struct tp **ret_tp, struct err *err)
+static int ring_make(struct tp_ring *g, unsigned stages, struct err *err)
 {
-	char program[600];
-	if (ranks < 2 || ranks > TP_RANKS_MAX)
-		return err_set(err, ERR_INVALID, "%u ranks, limits are 2 and %d", ranks, TP_RANKS_MAX);
-	int rc = find_program(program, sizeof program, err);
-	if (rc)
-		return rc;
+	int pair[2];
+	memset(g, 0xff, sizeof *g); /* -1 */
+	for (unsigned s = 0; stages > 1 && s < stages; s++) {
+		if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+			return err_set(err, ERR_IO, "cannot make a socket for stage %u: %s", s,
+			               strerror(errno));
+		g->to_next[s] = pair[0];
+		g->from_previous[(s + 1) % stages] = pair[1];
+	}
+	return 0;
+}
+
+/* Stages on other hosts are the last ones. */
+static int start_ranks(struct tp *tp, int memory, const struct tp_start *o, struct err *err)
+{
+	struct tp_ring g;
+	unsigned here = tp->ranks - o->n_remote * (tp->ranks / tp->stages);
+	int rc = ring_make(&g, tp->stages, err);
+	for (unsigned r = 1; !rc && r < here; r++)
+		rc = tp_start_rank(tp, r, memory, &g, o->hello, o->hello_bytes, err);
+	for (unsigned i = 0; !rc && i < o->n_remote; i++)
+		rc = bridge_start(tp, tp->stages - o->n_remote + i, &o->remote[i], &g, o->hello,
+		                  o->hello_bytes, err);
+	tp->to_next = g.to_next[0];
+	tp->from_previous = g.from_previous[0];
+	g.to_next[0] = g.from_previous[0] = -1;
+	close_fds(g.to_next, tp->stages);
+	close_fds(g.from_previous, tp->stages);
+	return rc;
+}
+
+struct tp *tp_new(unsigned stages, unsigned ranks)
+{
 	struct tp *tp = mem_zalloc(sizeof *tp);
+	tp->stages = stages;
 	tp->ranks = ranks;
-	tp->broken = broken;
-	tp->broken_arg = broken_arg;
-	tp->fd = tp->stop_fd = -1;
+	tp->fd = tp->stop_fd = tp->to_next = tp->from_previous = -1;
 	for (unsigned r = 0; r < TP_RANKS_MAX; r++)
 		tp->child[r].fd = -1;
-	int memory = make_mapping(tp, bytes, err);
-	rc = memory < 0 ? memory : 0;
-	for (unsigned r = 1; !rc && r < ranks; r++)
-		rc = start_rank(tp, r, program, memory, hello, hello_bytes, err);
+	return tp;
+}
+
+int tp_watch(struct tp *tp, struct err *err)
+{
+	if ((tp->stop_fd = eventfd(0, EFD_CLOEXEC)) < 0 ||
+	    pthread_create(&tp->watcher, NULL, watch, tp))
+		return err_set(err, ERR_IO, "cannot watch the ranks: %s", strerror(errno));
+	tp->watching = 1;
+	return 0;
+}
+
+int tp_start(const struct tp_start *o, struct tp **ret_tp, struct err *err)
+{
+	if (o->ranks < 2 || o->ranks > TP_RANKS_MAX)
+		return err_set(err, ERR_INVALID, "%u ranks, limits are 2 and %d", o->ranks, TP_RANKS_MAX);
+	if (!o->stages || o->ranks % o->stages || o->n_remote >= o->stages)
+		return err_set(err, ERR_INVALID,
+		               "%u ranks in %u stages, %u of them on other hosts: expected a divisor, and "
+		               "fewer",
+		               o->ranks, o->stages, o->n_remote);
+	struct tp *tp = tp_new(o->stages, o->ranks);
+	tp->broken = o->broken;
+	tp->broken_arg = o->broken_arg;
+	int memory = tp_map_new(tp, o->bytes, err), rc = memory < 0 ? memory : 0;
+	if (!rc)
+		rc = start_ranks(tp, memory, o, err);
 	if (memory >= 0)
 		close(memory);
-	if (!rc && ((tp->stop_fd = eventfd(0, EFD_CLOEXEC)) < 0 ||
-	            pthread_create(&tp->watcher, NULL, watch, tp)))
-		rc = err_set(err, ERR_IO, "cannot watch the ranks: %s", strerror(errno));
-	tp->watching = !rc;
+	if (!rc)
+		rc = tp_watch(tp, err);
 	if (rc)
 		tp_destroy(&tp);
 	else
@@ -445,10 +563,12 @@ void tp_destroy(struct tp **tpp)
 	}
 	if (tp->stop_fd >= 0)
 		close(tp->stop_fd);
-	if (tp->rank == 0)
+	for (unsigned i = 0; i < tp->bridges; i++)
+		bridge_end(&tp->bridge[i]); /* what they notice from now on is the end */
+	if (tp->fd < 0)
 		end_ranks(tp);
-	if (tp->fd >= 0)
-		close(tp->fd);
+	int own[] = {tp->fd, tp->to_next, tp->from_previous};
+	close_fds(own, sizeof own / sizeof *own);
 	if (tp->sh)
 		munmap(tp->sh, tp->sh->bytes);
 	free(tp);
@@ -473,21 +593,23 @@ static int take_hello(struct tp *tp, void *hello, size_t hello_bytes, struct err
 	struct hello_head head;
 	size_t size = sizeof head + hello_bytes;
 	unsigned char *msg = mem_alloc(size + 1);
-	int memory = -1;
-	unsigned fds = 0;
-	ssize_t n = sock_recv(tp->fd, msg, size + 1, &memory, 1, &fds);
+	int fds[3] = {-1, -1, -1}; /* the mapping, ends of the ring */
+	unsigned n_fds = 0;
+	ssize_t n = sock_recv(tp->fd, msg, size + 1, fds, 3, &n_fds);
 	struct stat st;
 	int rc = 0;
-	if (n != (ssize_t)size || fds != 1)
+	if (n != (ssize_t)size || (n_fds != 1 && n_fds != 3))
 		rc = err_set(err, ERR_INVALID,
-		             "a hello of %zd bytes and %u descriptors, expected %zu and 1", n, fds, size);
+		             "a hello of %zd bytes and %u descriptors, expected %zu, and 1 or 3", n, n_fds,
+		             size);
 	else {
 		memcpy(&head, msg, sizeof head);
 		memcpy(hello, msg + sizeof head, hello_bytes);
-		if (head.ranks < 2 || head.ranks > TP_RANKS_MAX || !head.rank || head.rank >= head.ranks)
-			rc = err_set(err, ERR_INVALID, "rank %u of %u, limits are 1 and %d", head.rank,
-			             head.ranks, TP_RANKS_MAX - 1);
-		else if (fstat(memory, &st) < 0 || (uint64_t)st.st_size != head.bytes ||
+		if (head.ranks < 2 || head.ranks > TP_RANKS_MAX || !head.rank || head.rank >= head.ranks ||
+		    !head.stages || head.ranks % head.stages)
+			rc = err_set(err, ERR_INVALID, "rank %u of %u in %u stages, limits are 1 and %d",
+			             head.rank, head.ranks, head.stages, TP_RANKS_MAX - 1);
+		else if (fstat(fds[0], &st) < 0 || (uint64_t)st.st_size != head.bytes ||
 		         head.bytes < head_bytes())
 			rc = err_set(err, ERR_INVALID,
 			             "the shared memory does not have the announced size of %llu bytes",
@@ -497,12 +619,14 @@ static int take_hello(struct tp *tp, void *hello, size_t hello_bytes, struct err
 	if (!rc) {
 		tp->rank = head.rank;
 		tp->ranks = head.ranks;
-		rc = map(tp, memory, head.bytes, err);
+		tp->stages = head.stages;
+		rc = map(tp, fds[0], head.bytes, err);
 	}
-	if (fds)
-		close(memory);
-	if (!rc &&
-	    (tp->sh->magic != TP_MAGIC || tp->sh->ranks != tp->ranks || tp->sh->bytes != head.bytes))
+	close_fds(fds, 1);
+	tp->to_next = fds[1];
+	tp->from_previous = fds[2];
+	if (!rc && (tp->sh->magic != TP_MAGIC || tp->sh->ranks != tp->ranks ||
+	            tp->sh->stages != tp->stages || tp->sh->bytes != head.bytes))
 		rc = err_set(err, ERR_CORRUPT, "the shared memory is not that of a group of ranks");
 	return rc;
 }
@@ -512,7 +636,7 @@ int tp_join(int fd, void *hello, size_t hello_bytes, struct tp **ret_tp, struct 
 	struct tp *tp = mem_zalloc(sizeof *tp);
 	pthread_t thread;
 	tp->fd = fd;
-	tp->stop_fd = -1;
+	tp->stop_fd = tp->to_next = tp->from_previous = -1;
 	/* the kernel kills us when the thread that started us ends: also if we are stopped, and would
 	 * not see the end of file */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -530,25 +654,8 @@ int tp_join(int fd, void *hello, size_t hello_bytes, struct tp **ret_tp, struct 
 
 /* --- exchanges ----------------------------------------------------------- */
 
-/* What rank 0 receives from a rank, and what it sends to each: all ranks' data, and which of them
- * passed a descriptor. The receiver's own descriptor is left out. */
-struct exchange_mine {
-	uint32_t has_fd;
-	unsigned char data[TP_EXCHANGE_BYTES];
-};
-struct exchange_all {
-	uint64_t has_fd; /* bit r: rank r */
-	unsigned char data[TP_RANKS_MAX][TP_EXCHANGE_BYTES];
-};
-
-static void close_fds(int *fds, unsigned n)
-{
-	for (unsigned i = 0; i < n; i++)
-		if (fds[i] >= 0)
-			close(fds[i]);
-}
-
-/* Receives a message of exactly `size` bytes from rank `from`, or fails the group. */
+/* Receives a message of exactly `size` bytes from rank `from`, or fails the group. The limit is for
+ * what rank 0 waits for, which knows who is late; the others wait for as long as rank 0 does. */
 static int exchange_take(struct tp *tp, unsigned from, void *msg, size_t size, int *fds,
                          unsigned max, unsigned *n_fds)
 {
@@ -556,40 +663,41 @@ static int exchange_take(struct tp *tp, unsigned from, void *msg, size_t size, i
 	struct pollfd p = {.fd = from ? tp->child[from].fd : tp->fd, .events = POLLIN};
 	uint64_t deadline = clock_us() + TP_OPEN_LIMIT_S * 1000000ull;
 	int ready = 0;
-	while (!tp_why(tp) && ready <= 0 && clock_left_us(deadline))
-		ready = poll(&p, 1, EXCHANGE_LOOK_MS);
+	while (!tp_why(tp) && ready <= 0 && (!from || clock_left_us(deadline)))
+		ready = poll(&p, 1, LOOK_MS);
 	if (tp_why(tp))
 		return ERR_IO;
 	if (ready > 0 && sock_recv(p.fd, msg, size, fds, max, n_fds) == (ssize_t)size)
 		return 0;
-	/* if the process has ended, the watcher says how */
-	for (unsigned ms = 0; ready > 0 && !tp_why(tp) && ms < END_MS; ms++)
-		usleep(1000);
 	snprintf(why, sizeof why,
 	         ready > 0 ? "rank %u left an exchange" : "rank %u did not answer within %d s", from,
 	         TP_OPEN_LIMIT_S);
-	tp_fail(tp, why);
+	if (ready > 0)
+		fail_gone(tp, why);
+	else
+		tp_fail(tp, why);
 	return ERR_IO;
 }
 
 /* Rank 0's part: gathers, then distributes. */
-static int exchange_gather(struct tp *tp, struct exchange_all *all, int fd, int *fds)
+static int exchange_gather(struct tp *tp, struct tp_exchange_all *all, int fd, int *fds)
 {
-	size_t size = offsetof(struct exchange_all, data) + tp->ranks * TP_EXCHANGE_BYTES;
+	size_t size = tp_exchange_size(tp);
 	int rc = 0;
 	for (unsigned r = 1; !rc && r < tp->ranks; r++) {
-		struct exchange_mine m;
+		struct tp_exchange_mine m;
 		unsigned n = 0;
 		if ((rc = exchange_take(tp, r, &m, sizeof m, &fds[r], 1, &n)))
 			break;
 		memcpy(all->data[r], m.data, sizeof m.data);
-		all->has_fd |= (uint64_t)(n > 0) << r;
+		/* one of another host's rank stays there */
+		all->has_fd |= (uint64_t)(n > 0 || (m.has_fd && !tp->child[r].pid)) << r;
 	}
 	for (unsigned r = 1; !rc && r < tp->ranks; r++) {
 		int given[SOCK_FDS_MAX];
 		unsigned n = 0;
 		for (unsigned i = 0; i < tp->ranks && n < SOCK_FDS_MAX; i++)
-			if (i != r && all->has_fd >> i & 1)
+			if (tp_passes(tp, all, i, r) && (!i || fds[i] >= 0))
 				given[n++] = i ? fds[i] : fd;
 		if (sock_send(tp->child[r].fd, all, size, given, n)) {
 			tp_fail(tp, "a rank left an exchange");
@@ -600,25 +708,34 @@ static int exchange_gather(struct tp *tp, struct exchange_all *all, int fd, int 
 }
 
 /* Another rank's part. */
-static int exchange_pass(struct tp *tp, struct exchange_all *all, const struct exchange_mine *m,
-                         int fd, int *fds)
+static int exchange_pass(struct tp *tp, struct tp_exchange_all *all,
+                         const struct tp_exchange_mine *m, int fd, int *fds)
 {
-	size_t size = offsetof(struct exchange_all, data) + tp->ranks * TP_EXCHANGE_BYTES;
+	size_t size = tp_exchange_size(tp);
 	int taken[SOCK_FDS_MAX];
-	unsigned n = 0, at = 0;
+	unsigned n = 0, at = 0, due = 0;
 	if (sock_send(tp->fd, m, sizeof *m, &fd, m->has_fd) ||
 	    exchange_take(tp, 0, all, size, taken, SOCK_FDS_MAX, &n))
 		return ERR_IO;
 	for (unsigned r = 0; r < tp->ranks; r++)
-		if (r != tp->rank && all->has_fd >> r & 1 && at < n)
-			fds[r] = taken[at++];
-	return 0;
+		if (tp_passes(tp, all, r, tp->rank)) {
+			due++;
+			fds[r] = at < n ? taken[at++] : -1;
+		}
+	if (n == due)
+		return 0;
+	char why[120];
+	close_fds(taken + at, n - at);
+	snprintf(why, sizeof why, "rank %u got %u descriptors in an exchange, expected %u", tp->rank, n,
+	         due);
+	tp_fail(tp, why);
+	return ERR_IO;
 }
 
 int tp_exchange(struct tp *tp, const void *mine, size_t bytes, int fd, void *ret_all, int *fds)
 {
-	struct exchange_all *all = mem_zalloc(sizeof *all);
-	struct exchange_mine m = {.has_fd = fd >= 0};
+	struct tp_exchange_all *all = mem_zalloc(sizeof *all);
+	struct tp_exchange_mine m = {.has_fd = fd >= 0};
 	if (bytes)
 		memcpy(m.data, mine, bytes);
 	for (unsigned r = 0; r < tp->ranks; r++)
@@ -642,4 +759,9 @@ unsigned tp_rank(const struct tp *tp)
 unsigned tp_ranks(const struct tp *tp)
 {
 	return tp->ranks;
+}
+
+unsigned tp_stages(const struct tp *tp)
+{
+	return tp->stages;
 }

@@ -24,19 +24,28 @@ int engine_device_error(struct engine *e, int kern_rc, const char *doing, struct
 	               e->ops->last_error(e->dev));
 }
 
-/* The rows of a role's matrix that belong to this rank. */
+/* --- what ranks divide, and what each has whole --------------------------- */
+
+static struct tp_share rows_of_heads(struct tp_share heads, uint32_t each)
+{
+	return (struct tp_share){.begin = heads.begin * each, .count = heads.count * each};
+}
+
+/* The rows of a role's matrix that belong to this rank. Every matrix is divided by its rows, which
+ * are columns of its product, unless weights_divided says otherwise, or whole on each rank:
+ * latents, routers, norms. */
 static struct tp_share rows_of(const struct engine *e, enum model_role role, uint32_t n)
 {
 	const struct shard *own = &e->shard;
+	const struct model_mla *mla = &e->conf.mla;
 	uint32_t dim = e->conf.head_dim;
 	switch (role) {
 	case MODEL_Q:
-		return (struct tp_share){.begin = own->heads.begin * dim, .count = own->heads.count * dim};
+	case MODEL_Q_B: return rows_of_heads(own->heads, dim);
+	case MODEL_KV_B: return rows_of_heads(own->heads, mla->nope + mla->v);
 	case MODEL_SINKS: return own->heads;
 	case MODEL_K:
-	case MODEL_V:
-		return (struct tp_share){.begin = own->kv_heads.begin * dim,
-		                         .count = own->kv_heads.count * dim};
+	case MODEL_V: return rows_of_heads(own->kv_heads, dim);
 	case MODEL_GATE:
 	case MODEL_UP: return own->ffn;
 	case MODEL_SHARED_GATE:
@@ -50,16 +59,60 @@ static struct tp_share rows_of(const struct engine *e, enum model_role role, uin
 	}
 }
 
-uint64_t weights_bytes(const struct engine *e, enum model_role role, const struct model_tensor *t)
+/* Columns of the smallest piece of a row that stands alone. */
+static uint32_t block_columns(enum kern_dtype t)
 {
-	uint32_t n = e->ops->own_memory && t->n > 1 ? rows_of(e, role, t->n).count : t->n;
-	return (uint64_t)n * kern_dtype_bytes(t->dtype, t->k) +
-	       (role == MODEL_KV_B ? mla_added_bytes(&e->conf, t) : 0);
+	uint32_t n = 1;
+	while (t != KERN_E4M3 && !kern_dtype_bytes(t, n))
+		n *= 2;
+	return t == KERN_E4M3 ? KERN_E4M3_VALUES : n;
 }
+
+int weights_divided(const struct engine *e, const struct model_tensor *t, struct tp_share x,
+                    uint32_t width, struct tp_share *ret_columns)
+{
+	*ret_columns = (struct tp_share){.begin = x.begin * width, .count = x.count * width};
+	return e->reduces && x.unit * width % block_columns(t->dtype) == 0 &&
+	       x.total >= x.unit * e->opts.tp;
+}
+
+uint32_t weights_unit(const struct engine *e)
+{
+	const struct model_conf *c = &e->conf;
+	uint32_t unit = TP_COLUMNS;
+	struct model_tensor t;
+	for (uint32_t layer = 0; layer < c->layers && e->reduces; layer++) {
+		if (model_has_role(c, MODEL_DOWN, layer) &&
+		    !model_role_get(&e->src, c, MODEL_DOWN, layer, &t, NULL) &&
+		    block_columns(t.dtype) > unit)
+			unit = block_columns(t.dtype);
+		if (c->layer[layer].experts &&
+		    !model_expert_get(&e->src, c, MODEL_EXPERT_DOWN, layer, 0, &t, NULL)) {
+			unit = block_columns(t.dtype) > unit ? block_columns(t.dtype) : unit;
+			free(t.own);
+		}
+	}
+	return unit;
+}
+
+/* The same of a role's matrix of a dense layer. */
+static int role_divided(const struct engine *e, enum model_role role, const struct model_tensor *t,
+                        struct tp_share *ret_columns)
+{
+	const struct shard *own = &e->shard;
+	return (role == MODEL_O &&
+	        weights_divided(e, t, own->heads, engine_att_width(&e->conf), ret_columns)) ||
+	       (role == MODEL_DOWN && weights_divided(e, t, own->ffn, 1, ret_columns));
+}
+
+/* --- loading --------------------------------------------------------------- */
 
 int load_found(struct loader *l, int rc, const struct model_tensor *t)
 {
-	if (!rc) {
+	if (!rc && l->size) {
+		l->size->params += (uint64_t)t->n * t->k;
+		l->size->file_bytes += t->bytes;
+	} else if (!rc) {
 		l->e->info.params += (uint64_t)t->n * t->k;
 		l->e->info.weight_bytes += t->bytes;
 	}
@@ -86,36 +139,59 @@ static const unsigned char *fp8_rows(struct loader *l, const struct model_tensor
 	return l->fp8;
 }
 
-struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, struct tp_share rows)
+void load_part(struct loader *l, const struct model_tensor *t, struct matrix_part part,
+               uint32_t count, uint32_t i, struct kern_weight **w)
 {
 	struct engine *e = l->e;
-	struct kern_weight *w = NULL;
+	struct tp_share rows = part.rows;
+	uint32_t k = part.columns.count ? part.columns.count : t->k;
+	size_t row_bytes = kern_dtype_bytes(t->dtype, t->k);
 	if (l->rc || !rows.count)
-		return NULL;
-	const unsigned char *data = t->dtype == KERN_E4M3
-	                                ? fp8_rows(l, t, rows)
-	                                : (const unsigned char *)t->data +
-	                                      rows.begin * kern_dtype_bytes(t->dtype, t->k);
-	int rc = e->ops->weight_new(e->dev, t->dtype, rows.count, t->k, data, 0, &w);
-	if (rc) {
-		l->rc = engine_device_error(e, rc, "cannot load", l->err);
-		err_prefix(l->err, "%.100s: tensor %s (%u x %u, %s)", e->src.path, t->name, t->n, t->k,
-		           kern_dtype_name(t->dtype));
-		return NULL;
+		return;
+	if (l->size) {
+		l->size->matrix_bytes += (uint64_t)rows.count * kern_dtype_bytes(t->dtype, k);
+		return;
 	}
-	if (rows.count != t->n && e->ops->weight_part_of)
-		e->ops->weight_part_of(w, t->n);
-	return w;
+	int rc = 0;
+	if (!*w) {
+		rc = e->ops->weight_new(e->dev, t->dtype, count, rows.count, k, w);
+		if (!rc && rows.count != t->n && e->ops->weight_part_of)
+			e->ops->weight_part_of(*w, t->n);
+	}
+	const unsigned char *data = t->data;
+	if (data)
+		data = (t->dtype == KERN_E4M3 ? fp8_rows(l, t, rows) : data + rows.begin * row_bytes) +
+		       kern_dtype_bytes(t->dtype, part.columns.begin);
+	if (!rc)
+		rc = e->ops->weight_load(e->dev, *w, i, data, row_bytes);
+	if (!rc)
+		return;
+	l->rc = engine_device_error(e, rc, "cannot load", l->err);
+	err_prefix(l->err, "%.100s: tensor %s (%u x %u, %s)", e->src.path, t->name, t->n, t->k,
+	           kern_dtype_name(t->dtype));
 }
 
 struct kern_weight *load_matrix(struct loader *l, enum model_role role, uint32_t layer)
 {
 	struct model_tensor t;
+	struct kern_weight *w = NULL;
 	if (!model_has_role(&l->e->conf, role, layer) || !load_find(l, role, layer, &t))
 		return NULL;
-	struct kern_weight *w = load_rows(l, &t, rows_of(l->e, role, t.n));
+	struct matrix_part part = {.rows = {.count = t.n}};
+	if (!role_divided(l->e, role, &t, &part.columns))
+		part = (struct matrix_part){.rows = rows_of(l->e, role, t.n)};
+	load_part(l, &t, part, 1, 0, &w);
 	fingerprint_drop(l->e->print, &t);
 	return w;
+}
+
+static int is_divided(const struct engine *e, enum model_role role, uint32_t layer)
+{
+	struct model_tensor t;
+	struct tp_share columns;
+	return model_has_role(&e->conf, role, layer) &&
+	       !model_role_get(&e->src, &e->conf, role, layer, &t, NULL) &&
+	       role_divided(e, role, &t, &columns);
 }
 
 /* Converts plain elements to float32; ERR_UNSUPPORTED for block types, which no vector has. */
@@ -124,7 +200,7 @@ static int widen(const struct model_tensor *t, float *out)
 	if (t->dtype != KERN_F32 && t->dtype != KERN_F16 && t->dtype != KERN_BF16)
 		return ERR_UNSUPPORTED;
 	for (uint32_t i = 0; i < t->k; i++)
-		out[i] = kern_element(t->data, t->dtype, i);
+		out[i] = t->data ? kern_element(t->data, t->dtype, i) : 0;
 	return 0;
 }
 
@@ -136,10 +212,12 @@ static int vector_room(struct loader *l, size_t bytes, kern_ptr *ret)
 	struct vectors *v = &e->vectors;
 	bytes = (bytes + 63) & ~(size_t)63;
 	if (!v->pieces || v->piece[v->pieces - 1].bytes - v->used < bytes) {
-		struct kern_mem mem;
-		int rc = e->ops->mem_new(e->dev, KERN_MEM_DEVICE, bytes > PIECE ? bytes : PIECE, &mem);
+		struct kern_mem mem = {.bytes = bytes > PIECE ? bytes : PIECE};
+		int rc = l->size ? 0 : e->ops->mem_new(e->dev, KERN_MEM_DEVICE, mem.bytes, &mem);
 		if (rc)
 			return rc;
+		if (l->size)
+			l->size->vector_bytes += mem.bytes;
 		v->piece = mem_grow(v->piece, v->pieces + 1, sizeof *v->piece);
 		v->piece[v->pieces++] = mem;
 		v->used = 0;
@@ -154,6 +232,8 @@ static kern_ptr upload(struct loader *l, const float *host, uint32_t count, cons
 	struct engine *e = l->e;
 	kern_ptr dev = {0};
 	int rc = vector_room(l, count * sizeof *host, &dev);
+	if (l->size)
+		return (kern_ptr){0};
 	if (!rc)
 		rc = e->ops->upload(e->stream, dev, host, count * sizeof *host);
 	if (!rc)
@@ -198,11 +278,11 @@ kern_ptr load_norm(struct loader *l, enum model_role role, uint32_t layer)
 	                    role == MODEL_NORM ? c->logit_scale : 1.0f);
 }
 
-/* Loads this rank's part of a vector. */
-static kern_ptr load_own(struct loader *l, enum model_role role, struct model_tensor *t)
+/* Loads a part of a vector. */
+static kern_ptr load_own(struct loader *l, struct tp_share own, struct model_tensor *t)
 {
-	struct tp_share own = rows_of(l->e, role, t->k);
-	t->data = (const unsigned char *)t->data + own.begin * kern_dtype_bytes(t->dtype, 1);
+	if (t->data)
+		t->data = (const unsigned char *)t->data + own.begin * kern_dtype_bytes(t->dtype, 1);
 	t->k = own.count;
 	return own.count ? load_vector(l, t, 0.0f) : (kern_ptr){0};
 }
@@ -212,14 +292,15 @@ static kern_ptr load_sinks(struct loader *l, uint32_t layer)
 	struct model_tensor t;
 	if (!model_has_role(&l->e->conf, MODEL_SINKS, layer) || !load_find(l, MODEL_SINKS, layer, &t))
 		return (kern_ptr){0};
-	return load_own(l, MODEL_SINKS, &t);
+	return load_own(l, rows_of(l->e, MODEL_SINKS, t.k), &t);
 }
 
 kern_ptr load_expert_biases(struct loader *l, enum model_expert_part part, uint32_t layer,
                             struct tp_share own)
 {
 	const struct model_conf *c = &l->e->conf;
-	uint32_t experts = c->experts.count, first, step;
+	uint32_t first, step;
+	struct tp_share experts = l->e->shard.experts;
 	struct model_tensor t;
 	if (!c->experts.bias || l->rc || !own.count)
 		return (kern_ptr){0};
@@ -227,19 +308,20 @@ kern_ptr load_expert_biases(struct loader *l, enum model_expert_part part, uint3
 	                &t))
 		return (kern_ptr){0};
 	uint32_t k = t.k;
-	t.k *= experts;
+	t.k *= c->experts.count;
 	kern_ptr dev = {0};
 	float *all = mem_array(t.k, sizeof *all);
-	float *host = mem_array((size_t)experts * own.count, sizeof *host);
+	float *host = mem_array((size_t)experts.count * own.count, sizeof *host);
 	if (widen(&t, all))
 		l->rc = err_set(l->err, ERR_UNSUPPORTED,
 		                "%.160s: tensor %s: found type %s, expected F32, F16 or BF16",
 		                l->e->src.path, t.name, kern_dtype_name(t.dtype));
-	for (uint32_t e = 0; e < experts && !l->rc; e++)
+	for (uint32_t e = 0; e < experts.count && !l->rc; e++)
 		for (uint32_t i = 0; i < own.count; i++)
-			host[(size_t)e * own.count + i] = all[(size_t)e * k + first + (own.begin + i) * step];
+			host[(size_t)e * own.count + i] =
+				all[(size_t)(experts.begin + e) * k + first + (own.begin + i) * step];
 	if (!l->rc)
-		dev = upload(l, host, experts * own.count, t.name);
+		dev = upload(l, host, experts.count * own.count, t.name);
 	free(all);
 	free(host);
 	return dev;
@@ -253,7 +335,8 @@ kern_ptr load_bias(struct loader *l, int has, enum model_role role, uint32_t lay
 		return (kern_ptr){0};
 	if (!load_found(l, model_bias_get(&l->e->src, &l->e->conf, role, layer, &t, l->err), &t))
 		return (kern_ptr){0};
-	return load_own(l, role, &t);
+	struct tp_share first = {.begin = 0, .count = l->e->rank ? 0 : t.k};
+	return load_own(l, is_divided(l->e, role, layer) ? first : rows_of(l->e, role, t.k), &t);
 }
 
 static void load_layer(struct loader *l, uint32_t i)
@@ -281,6 +364,8 @@ static void load_layer(struct loader *l, uint32_t i)
 		.gate_bias = load_bias(l, c->mlp_bias, MODEL_GATE, i),
 		.up_bias = load_bias(l, c->mlp_bias, MODEL_UP, i),
 		.down_bias = load_bias(l, c->mlp_bias, MODEL_DOWN, i),
+		.o_summed = is_divided(l->e, MODEL_O, i),
+		.down_summed = is_divided(l->e, MODEL_DOWN, i),
 		.mla = mla_load(l, i),
 		.moe = moe_load(l, i),
 	};
@@ -293,7 +378,7 @@ static struct kern_weight *shape(struct loader *l, enum model_role role)
 	struct kern_weight *w = NULL;
 	uint32_t n, k;
 	model_role_shape(&e->conf, role, &n, &k);
-	int rc = l->rc ? l->rc : e->ops->weight_new(e->dev, KERN_F32, n, k, NULL, 0, &w);
+	int rc = l->rc ? l->rc : e->ops->weight_new(e->dev, KERN_F32, 1, n, k, &w);
 	if (rc && !l->rc)
 		l->rc = engine_device_error(e, rc, "cannot load a simulated model", l->err);
 	return w;
@@ -318,11 +403,15 @@ static void load_shapes(struct loader *l)
 static void load_tensors(struct loader *l)
 {
 	struct engine *e = l->e;
-	e->embed = load_matrix(l, MODEL_EMBED, 0);
-	for (uint32_t i = 0; i < e->conf.layers && !l->rc; i++)
+	struct tp_share own = e->shard.layers;
+	if (!e->stage)
+		e->embed = load_matrix(l, MODEL_EMBED, 0);
+	for (uint32_t i = own.begin; i < own.begin + own.count && !l->rc; i++)
 		load_layer(l, i);
-	e->final_norm = load_norm(l, MODEL_NORM, 0);
-	e->head = e->conf.tied ? e->embed : load_matrix(l, MODEL_HEAD, 0);
+	if (!e->stage) {
+		e->final_norm = load_norm(l, MODEL_NORM, 0);
+		e->head = e->conf.tied ? e->embed : load_matrix(l, MODEL_HEAD, 0);
+	}
 	for (uint32_t i = 0; i < e->conf.ropes && !l->rc; i++)
 		e->rope[i].inv_freq = upload(l, e->conf.rope[i].inv_freq, e->conf.rope_dims / 2,
 		                             "rotary frequencies");
@@ -340,19 +429,29 @@ int weights_load(struct engine *e, struct err *err)
 	return l.rc;
 }
 
+int weights_size(struct engine *e, struct weights_size *ret, struct err *err)
+{
+	struct weights_size size = {0};
+	struct loader l = {.e = e, .err = err, .size = &size};
+	struct fingerprint *print = e->print;
+	e->print = NULL; /* pages of the file are not given back yet */
+	e->layer = mem_array(e->conf.layers, sizeof *e->layer);
+	if (!e->sim)
+		load_tensors(&l);
+	e->vectors.pieces = 0; /* which have no memory */
+	weights_free(e);
+	e->vectors = (struct vectors){0};
+	e->print = print;
+	if (!l.rc)
+		*ret = size;
+	return l.rc;
+}
+
 void free_matrix(struct engine *e, struct kern_weight **w)
 {
 	if (*w)
 		e->ops->weight_destroy(e->dev, w);
 	*w = NULL;
-}
-
-void free_matrices(struct engine *e, struct kern_weight ***ws, uint32_t count)
-{
-	for (uint32_t i = 0; *ws && i < count; i++)
-		free_matrix(e, &(*ws)[i]);
-	free(*ws);
-	*ws = NULL;
 }
 
 void weights_free(struct engine *e)

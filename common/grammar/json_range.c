@@ -1,7 +1,6 @@
 /* json_range.c - builds networks of digits for numbers between exact bounds. Numbers have no
- * leading zeros; each length is handled separately, digit by digit along the bounds. A builder
- * returns 0 if no number is left (0 is also the node that ends a rule, with which no number
- * starts). */
+ * leading zeros; each length is handled separately, digit by digit along the bounds. Where no
+ * number is left, a builder returns NFA_DEAD, and what json.h declares returns 0. */
 #include "json.h"
 
 #include <stdio.h>
@@ -23,11 +22,6 @@ static uint32_t digits(struct nfa *f, uint32_t next)
 	return loop;
 }
 
-static uint32_t either(struct nfa *f, uint32_t a, uint32_t b)
-{
-	return a && b ? nfa_split(f, a, b) : a ? a : b;
-}
-
 static unsigned decimal(uint64_t v, char out[24])
 {
 	return (unsigned)snprintf(out, 24, "%llu", (unsigned long long)v);
@@ -37,9 +31,9 @@ static unsigned decimal(uint64_t v, char out[24])
 static uint32_t between(struct nfa *f, uint64_t a, uint64_t b, uint32_t next)
 {
 	char lo[24], hi[24], x[24], y[24];
-	uint32_t way = 0;
+	uint32_t way = NFA_DEAD;
 	if (a > b)
-		return 0;
+		return NFA_DEAD;
 	unsigned from = decimal(a, lo), to = b == NO_END ? from : decimal(b, hi);
 	for (unsigned n = from; n <= to; n++) {
 		memset(x, '0', sizeof x);
@@ -49,14 +43,15 @@ static uint32_t between(struct nfa *f, uint64_t a, uint64_t b, uint32_t next)
 			memcpy(x, lo, n);
 		if (n == to && b != NO_END)
 			memcpy(y, hi, n);
-		way = either(f, nfa_between(f, (unsigned char *)x, (unsigned char *)y, n, '0', '9', next),
-		             way);
+		way = nfa_either(f,
+		                 nfa_between(f, (unsigned char *)x, (unsigned char *)y, n, '0', '9', next),
+		                 way);
 	}
 	if (b == NO_END) { /* all longer numbers as well */
 		uint32_t tail = digits(f, next);
 		for (unsigned i = 0; i < from; i++)
 			tail = digit(f, '0', '9', tail);
-		way = either(f, digit(f, '1', '9', tail), way);
+		way = nfa_either(f, digit(f, '1', '9', tail), way);
 	}
 	return way;
 }
@@ -68,7 +63,7 @@ static uint64_t magnitude(int64_t v)
 
 uint32_t json_integer_in(struct nfa *f, const struct json_bounds *b, uint32_t next)
 {
-	uint32_t way = 0;
+	uint32_t way = NFA_DEAD;
 	if (b->has_lo && b->has_hi && b->lo > b->hi)
 		return 0;
 	if (!b->has_hi || b->hi >= 0)
@@ -77,9 +72,9 @@ uint32_t json_integer_in(struct nfa *f, const struct json_bounds *b, uint32_t ne
 	if (!b->has_lo || b->lo < 0) {
 		uint32_t minus = between(f, b->has_hi && b->hi < 0 ? magnitude(b->hi) : 1,
 		                         b->has_lo ? magnitude(b->lo) : NO_END, next);
-		way = either(f, minus ? nfa_byte(f, '-', minus) : 0, way);
+		way = nfa_either(f, minus == NFA_DEAD ? NFA_DEAD : nfa_byte(f, '-', minus), way);
 	}
-	return way;
+	return way == NFA_DEAD ? 0 : way;
 }
 
 /* --- with fractions ------------------------------------------------------
@@ -128,21 +123,21 @@ static uint32_t size_between(struct nfa *f, uint64_t a, int open_a, uint64_t b, 
                              uint32_t places, uint32_t next)
 {
 	if (a > b || (a == b && (open_a || open_b)))
-		return 0;
+		return NFA_DEAD;
 	if (a == b)
 		return between(f, a, a, zero_fraction(f, places, next));
 	uint32_t way = between(f, a, a,
 	                       open_a ? some_fraction(f, places, next) : any_fraction(f, places, next));
 	if (b == NO_END)
-		return either(f, between(f, a + 1, b, any_fraction(f, places, next)), way);
+		return nfa_either(f, between(f, a + 1, b, any_fraction(f, places, next)), way);
 	if (b - a > 1)
-		way = either(f, between(f, a + 1, b - 1, any_fraction(f, places, next)), way);
-	return open_b ? way : either(f, between(f, b, b, zero_fraction(f, places, next)), way);
+		way = nfa_either(f, between(f, a + 1, b - 1, any_fraction(f, places, next)), way);
+	return open_b ? way : nfa_either(f, between(f, b, b, zero_fraction(f, places, next)), way);
 }
 
 uint32_t json_number_in(struct nfa *f, const struct json_bounds *b, uint32_t next)
 {
-	uint32_t way = 0;
+	uint32_t way = NFA_DEAD;
 	if (!b->has_hi || b->hi >= 0) {
 		int lo = b->has_lo && b->lo >= 0;
 		way = size_between(f, lo ? (uint64_t)b->lo : 0, lo && b->open_lo,
@@ -154,7 +149,7 @@ uint32_t json_number_in(struct nfa *f, const struct json_bounds *b, uint32_t nex
 		uint32_t minus = size_between(f, hi ? magnitude(b->hi) : 0, hi ? b->open_hi : 1,
 		                              b->has_lo ? magnitude(b->lo) : NO_END,
 		                              b->has_lo && b->open_lo, b->places, next);
-		way = either(f, minus ? nfa_byte(f, '-', minus) : 0, way);
+		way = nfa_either(f, minus == NFA_DEAD ? NFA_DEAD : nfa_byte(f, '-', minus), way);
 	}
-	return way;
+	return way == NFA_DEAD ? 0 : way;
 }

@@ -73,6 +73,12 @@ uint32_t nfa_set(struct nfa *f, const struct byte_set *s, uint32_t next);
 uint32_t nfa_byte(struct nfa *f, unsigned char b, uint32_t next);
 uint32_t nfa_bytes(struct nfa *f, const char *s, size_t len, uint32_t next);
 uint32_t nfa_split(struct nfa *f, uint32_t a, uint32_t b);
+#define NFA_DEAD UINT32_MAX /* in place of a node: there is no way */
+/* Both ways, or the one that is there; neither: NFA_DEAD. */
+static inline uint32_t nfa_either(struct nfa *f, uint32_t a, uint32_t b)
+{
+	return a == NFA_DEAD ? b : b == NFA_DEAD ? a : nfa_split(f, a, b);
+}
 /* a SPLIT whose ways are set later */
 uint32_t nfa_loop(struct nfa *f);
 void nfa_loop_set(struct nfa *f, uint32_t loop, uint32_t again, uint32_t out);

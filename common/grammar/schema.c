@@ -118,7 +118,7 @@ uint32_t schema_call(struct schema *s, const json_t *target, uint32_t next)
 static uint32_t reference(struct schema *s, const json_t *v, uint32_t next)
 {
 	const char *name = json_string_value(json_object_get(v, "$ref"));
-	const json_t *target = name ? schema_resolve(s->root, name) : NULL;
+	const json_t *target = name ? schema_resolve(s, name) : NULL;
 	char path[sizeof s->path];
 	size_t mark = s->path_len;
 	if (!target)
@@ -207,7 +207,7 @@ static const struct keyword {
 	{"title", ANNOTATION, NULL},
 	{"type", BESIDE, NULL},
 	{"unevaluatedItems", REFUSED, NULL},
-	{"unevaluatedProperties", TYPED, NULL}, /* objects have only what is evaluated */
+	{"unevaluatedProperties", TYPED, "object"},
 	{"uniqueItems", TYPED, "array"},
 	{"writeOnly", ANNOTATION, NULL},
 	{"xml", ANNOTATION, NULL},
@@ -246,6 +246,11 @@ const json_t *schema_keep(struct schema *s, json_t *v)
 	return v;
 }
 
+static int is_fixed(const char *form)
+{
+	return form && (strcmp(form, "enum") == 0 || strcmp(form, "const") == 0);
+}
+
 /* The form of the schema, a FORM, or NULL: by type. Sets the error if the combination is not
  * supported. */
 static const char *form_of(struct schema *s, const json_t *v)
@@ -262,10 +267,9 @@ static const char *form_of(struct schema *s, const json_t *v)
 			schema_note(s, key, NULL);
 		form = k && k->kind == FORM ? k->name : form;
 	}
-	int is_fixed = form && (strcmp(form, "enum") == 0 || strcmp(form, "const") == 0);
 	json_object_foreach((json_t *)v, key, member) {
 		const struct keyword *k = form ? keyword(key) : NULL;
-		if (k && (k->kind == TYPED || (!is_fixed && strcmp(key, "not") == 0)))
+		if (k && (k->kind == TYPED || (!is_fixed(form) && strcmp(key, "not") == 0)))
 			return schema_bad(s, ERR_UNSUPPORTED, key, "is not supported beside %s", form), NULL;
 	}
 	return form;
@@ -306,16 +310,48 @@ static int read_not(struct schema *s, const json_t *v, struct denied *ret)
 	return schema_bad(s, ERR_UNSUPPORTED, "not", "is supported with type, enum or const only"), -1;
 }
 
+/* Does "type" beside this form say nothing that the form does not? */
+static int is_typed_so(struct schema *s, const json_t *v, const char *form)
+{
+	const json_t *type = json_object_get(v, "type"), *list = json_object_get(v, form);
+	unsigned types = 0;
+	if (!type)
+		return 1;
+	if (json_is_string(list))
+		types = schema_types(s, schema_resolve(s, json_string_value(list)));
+	for (size_t i = 0; i < json_array_size(list); i++)
+		types |= schema_types(s, json_array_get(list, i));
+	return !(types & ~schema_named_types(type));
+}
+
+/* form_of, and checks "type" beside it. */
+static const char *typed_form_of(struct schema *s, const json_t *v)
+{
+	const char *form = form_of(s, v);
+	if (form && !is_fixed(form) && !is_typed_so(s, v, form))
+		schema_bad(s, ERR_UNSUPPORTED, "type", "is not supported beside %s", form);
+	return s->failed ? NULL : form;
+}
+
+const json_t *schema_referred(struct schema *s, const json_t *v)
+{
+	const json_t *last = schema_meant(s, v);
+	for (; v && v != last && !s->failed && !s->f->err.code; v = schema_behind(s, v))
+		typed_form_of(s, v);
+	return v;
+}
+
 json_t *schema_enumerated(struct schema *s, const json_t *v)
 {
 	struct denied no;
-	v = schema_meant(s, v);
-	json_t *values = schema_values(s, v);
-	if (!values || (form_of(s, v), s->failed) || read_not(s, v, &no) < 0)
+	v = schema_referred(s, v);
+	const char *form = typed_form_of(s, v);
+	json_t *values = s->failed || (form && !is_fixed(form)) ? NULL : schema_values(s, v);
+	if (!values || read_not(s, v, &no) < 0)
 		return values;
 	for (size_t i = json_array_size(values); i-- > 0 && nfa_step(s->f) == 0;) {
 		const json_t *one = json_array_get(values, i);
-		if (schema_has(no.values, one) || schema_value_type(one) & no.types)
+		if (schema_has(s, no.values, one) || schema_value_type(one) & no.types)
 			json_array_remove(values, i);
 	}
 	json_decref(no.values);
@@ -338,10 +374,10 @@ static uint32_t fixed(struct schema *s, const json_t *v, const char *key, uint32
 }
 
 /* true and false, or null, but for those of `except`. */
-static uint32_t words(struct schema *s, json_t *values, const json_t *except, uint32_t next)
+static uint32_t literals(struct schema *s, json_t *values, const json_t *except, uint32_t next)
 {
 	for (size_t i = json_array_size(values); i-- > 0;)
-		if (schema_has(except, json_array_get(values, i)))
+		if (schema_has(s, except, json_array_get(values, i)))
 			json_array_remove(values, i);
 	uint32_t begin = values && json_array_size(values) ? schema_one_of(s, values, next) : 0;
 	if (!values)
@@ -378,8 +414,8 @@ static uint32_t of_type(struct schema *s, const json_t *v, const char *type,
 	case TYPE_STRING: return schema_string(s, v, except, next);
 	case TYPE_OBJECT: return schema_object(s, v, next);
 	case TYPE_ARRAY: return schema_array(s, v, next);
-	case TYPE_BOOLEAN: return words(s, json_pack("[b,b]", 1, 0), except, next);
-	case TYPE_NULL: return words(s, json_pack("[n]"), except, next);
+	case TYPE_BOOLEAN: return literals(s, json_pack("[b,b]", 1, 0), except, next);
+	case TYPE_NULL: return literals(s, json_pack("[n]"), except, next);
 	default: return schema_number(s, v, types == TYPE_INTEGER, except, next);
 	}
 }
@@ -389,8 +425,9 @@ static uint32_t by_types(struct schema *s, const json_t *v, const json_t *types,
 {
 	size_t n = json_array_size(types);
 	uint32_t way = 0;
-	if (n == 0 || n > 7)
-		return schema_bad(s, ERR_INVALID, "type", "must be a name or an array of 1 to 7 names");
+	if (n == 0 || n > SCHEMA_TYPES_MAX)
+		return schema_bad(s, ERR_INVALID, "type", "must be a name or an array of 1 to %u names",
+		                  SCHEMA_TYPES_MAX);
 	for (size_t i = 0; i < n && !s->failed; i++) {
 		const char *one = json_string_value(json_array_get(types, i));
 		uint32_t part = of_type(s, v, one ? one : "(not a string)", no, next);
@@ -437,19 +474,24 @@ static uint32_t by_type(struct schema *s, const json_t *v, const struct denied *
 /* The schema with the property among `required`; the same for the same schema. NULL: error. */
 static const json_t *with_required(struct schema *s, const json_t *v, const char *name)
 {
-	v = schema_meant(s, v);
-	if (!json_object_get(json_object_get(v, "properties"), name) || schema_requires(v, name))
+	v = schema_referred(s, v);
+	json_t *required = json_object_get(v, "required");
+	if (s->failed || !json_object_get(json_object_get(v, "properties"), name) ||
+	    schema_requires(s, v, name))
 		return v;
-	char key[40];
-	snprintf(key, sizeof key, "%p", (const void *)v);
-	for (size_t i = 0; i < json_array_size(s->made) && nfa_step(s->f) == 0; i++) {
-		const json_t *one = json_object_get(json_array_get(s->made, i), key);
-		if (one && schema_requires(one, name))
-			return one;
-	}
-	json_t *own = json_copy((json_t *)v), *list = json_array(),
-		   *required = json_object_get(v, "required");
-	if ((required && json_array_extend(list, required) < 0) ||
+	if (required && !json_is_array(required))
+		return schema_bad(s, ERR_INVALID, "required", "must be an array of names"), NULL;
+	for (uint32_t i = 0; i < s->n_tagged && nfa_step(s->f) == 0; i++)
+		if (s->tagged[i].from == v && schema_requires(s, s->tagged[i].made, name))
+			return s->tagged[i].made;
+	if (s->n_tagged == SCHEMA_REFS_MAX)
+		return schema_bad(s, ERR_FULL, NULL, "more than %u members with a discriminator",
+		                  SCHEMA_REFS_MAX),
+		       NULL;
+	if (!s->tagged)
+		s->tagged = mem_try_array(SCHEMA_REFS_MAX, sizeof *s->tagged);
+	json_t *own = json_copy((json_t *)v), *list = json_array();
+	if (!s->tagged || (required && json_array_extend(list, required) < 0) ||
 	    json_array_append_new(list, json_string(name)) < 0 ||
 	    json_object_set_new(own, "required", json_incref(list)) < 0) {
 		json_decref(own);
@@ -457,7 +499,9 @@ static const json_t *with_required(struct schema *s, const json_t *v, const char
 		return nfa_no_memory(s->f), NULL;
 	}
 	json_decref(list);
-	return json_object_get(schema_keep(s, json_pack("{s:o}", key, own)), key);
+	if (schema_keep(s, own))
+		s->tagged[s->n_tagged++] = (struct schema_tagged){v, own};
+	return s->f->err.code ? NULL : own;
 }
 
 /* oneOf is anyOf if no value is valid by two of its members. */
@@ -504,29 +548,13 @@ static uint32_t alternatives(struct schema *s, const json_t *v, const char *form
 	return way;
 }
 
-/* Does "type" beside this form say nothing that the form does not? */
-static int is_typed_so(struct schema *s, const json_t *v, const char *form)
-{
-	const json_t *type = json_object_get(v, "type"), *list = json_object_get(v, form);
-	unsigned types = 0;
-	if (!type)
-		return 1;
-	if (json_is_string(list))
-		types = schema_types(s, schema_resolve(s->root, json_string_value(list)));
-	for (size_t i = 0; i < json_array_size(list); i++)
-		types |= schema_types(s, json_array_get(list, i));
-	return !(types & ~schema_named_types(type));
-}
-
 static uint32_t of_form(struct schema *s, const json_t *v, const char *form,
                         const struct denied *no, uint32_t next)
 {
 	if (!form)
 		return by_type(s, v, no, next);
-	if (strcmp(form, "enum") == 0 || strcmp(form, "const") == 0)
+	if (is_fixed(form))
 		return fixed(s, v, form, next);
-	if (!is_typed_so(s, v, form))
-		return schema_bad(s, ERR_UNSUPPORTED, "type", "is not supported beside %s", form);
 	if (strcmp(form, "$ref") == 0)
 		return reference(s, v, next);
 	if (strcmp(form, "allOf") != 0)
@@ -548,13 +576,16 @@ static uint32_t value(struct schema *s, const json_t *v, uint32_t next)
 		return schema_bad(s, ERR_INVALID, NULL,
 		                  json_is_false(v) ? "false allows no value" : "must be an object or true");
 	struct denied no = {0};
-	const char *form = form_of(s, v);
+	const char *form = typed_form_of(s, v);
 	if (s->failed || read_not(s, v, &no) < 0)
 		return 0;
 	uint32_t begin = of_form(s, v, form, &no, next);
+	json_t *null = json_null();
+	int or_null = !is_fixed(form) && json_is_true(json_object_get(v, "nullable")) &&
+	              !(no.types & TYPE_NULL) && !schema_has(s, no.values, null);
+	json_decref(null);
 	json_decref(no.values);
-	int is_fixed = form && (strcmp(form, "enum") == 0 || strcmp(form, "const") == 0);
-	if (is_fixed || !json_is_true(json_object_get(v, "nullable")))
+	if (!or_null)
 		return begin;
 	return nfa_split(s->f, begin, nfa_bytes(s->f, "null", 4, next));
 }
@@ -571,6 +602,13 @@ uint32_t schema_value(struct schema *s, const json_t *v, uint32_t next)
 	return begin;
 }
 
+void schema_fini(struct schema *s)
+{
+	free(s->ref);
+	free(s->tagged);
+	json_decref(s->made);
+}
+
 int schema_build(struct nfa *f, struct json_rules *rules, const json_t *schema, int strict,
                  uint32_t next, uint32_t *ret_begin, struct schema_ignored *ignored,
                  struct err *err)
@@ -579,7 +617,6 @@ int schema_build(struct nfa *f, struct json_rules *rules, const json_t *schema, 
 	struct schema s = {
 		.f = f, .rules = rules, .root = schema, .strict = strict, .err = &own, .ignored = ignored};
 	*ret_begin = schema_value(&s, schema, next);
-	free(s.ref);
-	json_decref(s.made);
+	schema_fini(&s);
 	return s.failed ? err_set(err, own.code, "%s", own.text) : 0;
 }

@@ -13,9 +13,10 @@
  *               maxItems; uniqueItems where items have enum, const or boolean, or cannot be the
  *               same; contains, minContains, maxContains without items, or if both have an enum or
  *               const
- *   objects     properties, required, additionalProperties, patternProperties (one, or several with
- *               the same schema), propertyNames, minProperties, maxProperties, false or {"not":{}}
- *               for a property that must be absent
+ *   objects     properties, required, additionalProperties (or unevaluatedProperties, which is the
+ *               same where the other is absent), patternProperties (one, or several with the same
+ *               schema), propertyNames, minProperties, maxProperties, false or {"not":{}} for a
+ *               property that must be absent
  * oneOf: no value may be valid by two members: they must differ in their types, in the values of
  * enum or const, or in a required property of which that is true (the discriminator's need not be
  * listed in required; it is always written).

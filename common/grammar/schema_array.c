@@ -9,7 +9,6 @@
 
 #define STATES_MAX 4096u /* such numbers or sets */
 #define SUBSETS_OF 8u    /* unique values that may come in any order; more: in that of the schema */
-#define DEAD UINT32_MAX
 
 struct array {
 	struct schema *s;
@@ -40,17 +39,12 @@ static uint32_t further(struct nfa *f, void *arg, uint32_t next)
 	return nfa_byte(f, ',', json_space(f, item(f, arg, next)));
 }
 
-static uint32_t either(struct nfa *f, uint32_t a, uint32_t b)
-{
-	return a != DEAD && b != DEAD ? nfa_split(f, a, b) : a != DEAD ? a : b;
-}
-
-/* What may follow n items: another one (DEAD: none), or the end. close: "]" */
+/* What may follow n items: another one (NFA_DEAD: none), or the end. close: "]" */
 static uint32_t after(struct nfa *f, uint32_t n, uint32_t more, int may_end, uint32_t close)
 {
-	if (n && more != DEAD)
+	if (n && more != NFA_DEAD)
 		more = nfa_byte(f, ',', json_space(f, more));
-	return either(f, more, may_end ? n ? json_space(f, close) : close : DEAD);
+	return nfa_either(f, more, may_end ? n ? json_space(f, close) : close : NFA_DEAD);
 }
 
 static int read_array(struct array *a, const json_t *v)
@@ -111,7 +105,7 @@ static const json_t *items_without(struct array *a, const struct contained *c, c
 		return schema_keep(a->s, json_pack("{s:O}", "not", c->v));
 	json_t *rest = json_array();
 	for (size_t i = 0; i < json_array_size(of); i++)
-		if (!schema_has(in, json_array_get(of, i)))
+		if (!schema_has(a->s, in, json_array_get(of, i)))
 			json_array_append(rest, json_array_get(of, i));
 	return schema_keep(a->s, json_pack("{s:o}", "enum", rest));
 }
@@ -123,7 +117,7 @@ static int read_contained(struct array *a, const json_t *v, struct contained *c)
 	int among = in && of;
 	c->others = a->items;
 	for (size_t i = 0; among && i < json_array_size(in); i++)
-		among = schema_has(of, json_array_get(in, i));
+		among = schema_has(s, of, json_array_get(in, i));
 	if (a->items && !among)
 		schema_bad(s, ERR_UNSUPPORTED, "contains",
 		           "is supported beside items only if both have an enum or const, and these values "
@@ -158,14 +152,14 @@ static uint32_t counted(struct array *a, const struct contained *c, uint32_t nex
 	if (!at)
 		return nfa_no_memory(f);
 	for (uint32_t k = 0; k < columns; k++)
-		at[last * columns + k] = open ? nfa_loop(f) : DEAD;
+		at[last * columns + k] = open ? nfa_loop(f) : NFA_DEAD;
 	for (uint32_t i = last + 1; i-- > 0 && !s->failed && !f->err.code;)
 		for (uint32_t k = columns; k-- > 0;) {
-			uint32_t *to = &at[(i < last ? i + 1 : last) * columns + k], more = DEAD;
-			if ((i < last || open) && to[0] != DEAD)
+			uint32_t *to = &at[(i < last ? i + 1 : last) * columns + k], more = NFA_DEAD;
+			if ((i < last || open) && to[0] != NFA_DEAD)
 				more = item_of(s, c->others, "items", to[0]);
-			if ((i < last || open) && k + 1 < columns && to[1] != DEAD)
-				more = either(f, more, item_of(s, c->v, "contains", to[1]));
+			if ((i < last || open) && k + 1 < columns && to[1] != NFA_DEAD)
+				more = nfa_either(f, more, item_of(s, c->v, "contains", to[1]));
 			uint32_t way = after(f, i, more, i >= a->min && k >= c->least, close);
 			if (i == last && open)
 				nfa_loop_set(f, at[i * columns + k], way, way);
@@ -174,8 +168,8 @@ static uint32_t counted(struct array *a, const struct contained *c, uint32_t nex
 		}
 	uint32_t begin = at[0];
 	free(at);
-	return begin != DEAD ? nfa_byte(f, '[', json_space(f, begin))
-	                     : schema_bad(s, ERR_INVALID, "minContains", "is more than maxItems");
+	return begin != NFA_DEAD ? nfa_byte(f, '[', json_space(f, begin))
+	                         : schema_bad(s, ERR_INVALID, "minContains", "is more than maxItems");
 }
 
 /* --- uniqueItems --------------------------------------------------------- */
@@ -186,10 +180,10 @@ static uint32_t unique_sets(struct array *a, const uint32_t *rule, uint32_t n, u
 {
 	struct nfa *f = a->s->f;
 	for (uint32_t m = 1u << n; m-- > 0 && !f->err.code;) {
-		uint32_t more = DEAD, count = (uint32_t)__builtin_popcount(m);
+		uint32_t more = NFA_DEAD, count = (uint32_t)__builtin_popcount(m);
 		for (uint32_t i = 0; i < n && count < a->max; i++)
 			if (!(m >> i & 1))
-				more = either(f, more, nfa_call(f, rule[i], at[m | 1u << i]));
+				more = nfa_either(f, more, nfa_call(f, rule[i], at[m | 1u << i]));
 		at[m] = after(f, count, more, count >= a->min, close);
 	}
 	return at[0];
@@ -203,13 +197,13 @@ static uint32_t unique_sorted(struct array *a, const uint32_t *rule, uint32_t n,
 	struct nfa *f = a->s->f;
 	uint32_t last = a->max < n ? a->max : a->min ? a->min : 1, *some = at + last + 1;
 	for (uint32_t k = 0; k <= last; k++) {
-		some[k] = DEAD;
-		at[k] = after(f, k, DEAD, k >= a->min, close);
+		some[k] = NFA_DEAD;
+		at[k] = after(f, k, NFA_DEAD, k >= a->min, close);
 	}
 	for (uint32_t i = n; i-- > 0 && !f->err.code;)
 		for (uint32_t k = 0; k <= last; k++) {
-			uint32_t to = k < last ? at[k + 1] : a->max < n ? DEAD : at[last];
-			some[k] = either(f, some[k], to == DEAD ? DEAD : nfa_call(f, rule[i], to));
+			uint32_t to = k < last ? at[k + 1] : a->max < n ? NFA_DEAD : at[last];
+			some[k] = nfa_either(f, some[k], to == NFA_DEAD ? NFA_DEAD : nfa_call(f, rule[i], to));
 			at[k] = after(f, k, some[k], k >= a->min, close);
 		}
 	return at[0];
@@ -219,8 +213,8 @@ static uint32_t unique(struct array *a, json_t *values, uint32_t next)
 {
 	struct schema *s = a->s;
 	for (size_t i = json_array_size(values); i-- > 0 && nfa_step(s->f) == 0;)
-		for (size_t k = 0; k < i && nfa_step(s->f) == 0; k++)
-			if (schema_same(json_array_get(values, k), json_array_get(values, i))) {
+		for (size_t k = 0; k < i; k++)
+			if (schema_same(s, json_array_get(values, k), json_array_get(values, i))) {
 				json_array_remove(values, i);
 				break;
 			}

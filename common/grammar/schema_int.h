@@ -9,6 +9,11 @@ struct schema_ref {
 	uint32_t rule;
 };
 
+/* A member of oneOf, and what with_required made of it. */
+struct schema_tagged {
+	const json_t *from, *made;
+};
+
 struct schema {
 	struct nfa *f;
 	struct json_rules *rules;
@@ -20,6 +25,8 @@ struct schema {
 	size_t path_len;
 	struct schema_ref *ref;
 	uint32_t n_refs;
+	struct schema_tagged *tagged;
+	uint32_t n_tagged;
 	json_t *made; /* array of what was derived from the schema; NULL: nothing yet */
 	struct schema_ignored *ignored;
 };
@@ -70,17 +77,19 @@ enum {
 	TYPE_OBJECT = 64,
 	TYPE_ALL = 127
 };
-/* Of a type's name; of a name or an array of them as a schema has it. 0: none that is known. */
+/* Of a type's name; of a name or an array of them as a schema has it. 0: none that is known, or
+ * more than SCHEMA_TYPES_MAX. */
+#define SCHEMA_TYPES_MAX 7u
 unsigned schema_type_bits(const char *name);
 unsigned schema_named_types(const json_t *type);
 unsigned schema_value_type(const json_t *v);
 /* At least the types that the schema allows. */
 unsigned schema_types(struct schema *s, const json_t *v);
-/* Are they the same, as schemas compare values? */
-int schema_same(const json_t *a, const json_t *b);
-int schema_has(const json_t *values, const json_t *v);
+/* Are they the same, as schemas compare values? Each value that is looked at takes a step. */
+int schema_same(struct schema *s, const json_t *a, const json_t *b);
+int schema_has(struct schema *s, const json_t *values, const json_t *v);
 /* Whether the array `required` of v names the property. */
-int schema_requires(const json_t *v, const char *name);
+int schema_requires(struct schema *s, const json_t *v, const char *name);
 /* An array of at least all values that the schema allows, if they are few: enum, const, boolean,
  * null; a new reference. NULL: others, or no memory. */
 json_t *schema_values(struct schema *s, const json_t *v);
@@ -88,9 +97,16 @@ json_t *schema_values(struct schema *s, const json_t *v);
 json_t *schema_enumerated(struct schema *s, const json_t *v);
 /* 1: no value is valid by both. 0: some may be. */
 int schema_apart(struct schema *s, const json_t *a, const json_t *b);
+/* Frees what was allocated in s. */
+void schema_fini(struct schema *s);
 /* What $ref leads to; NULL: nowhere. */
-const json_t *schema_resolve(const json_t *root, const char *ref);
-/* The schema behind $ref and an allOf with one member. */
+const json_t *schema_resolve(struct schema *s, const char *ref);
+/* What $ref or an allOf with one member leads to; NULL: v has neither, or is nullable. */
+const json_t *schema_behind(struct schema *s, const json_t *v);
+/* The schema at the end of these. */
 const json_t *schema_meant(struct schema *s, const json_t *v);
+/* The same, where nothing may be dropped: sets the error if a schema on the way has a keyword that
+ * is not supported beside $ref or allOf. */
+const json_t *schema_referred(struct schema *s, const json_t *v);
 
 #endif

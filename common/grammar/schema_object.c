@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEAD UINT32_MAX
-
 struct schema_property {
 	const char *name;
 	const json_t *v;     /* NULL: listed in `required` only, so additionalProperties governs it */
@@ -19,6 +17,7 @@ struct object {
 	struct schema *s;
 	struct schema_property *p;
 	size_t n;
+	const char *more_is;      /* the keyword that `more` is of */
 	const json_t *more;       /* additionalProperties; NULL: none allowed */
 	const json_t *further;    /* of properties that are not in p; NULL: none are written */
 	const json_t *names;      /* schema of their names; NULL: any */
@@ -82,9 +81,18 @@ static struct automaton *strings_of(struct schema *s, const json_t *v, const cha
 	struct grammar *g = mem_zalloc(sizeof *g);
 	struct err err = {0};
 	struct json_rules rules = {.f = &g->f};
+	struct schema own = {.f = &g->f,
+	                     .rules = &rules,
+	                     .root = s->root,
+	                     .err = &err,
+	                     .nest = s->nest,
+	                     .ignored = s->ignored};
 	int r = nfa_init(&g->f);
-	if (r == 0)
-		r = schema_build(&g->f, &rules, v, 0, 0, &g->f.start, s->ignored, &err);
+	if (r == 0) {
+		g->f.start = schema_value(&own, v, 0);
+		schema_fini(&own);
+		r = own.failed ? err.code : 0;
+	}
 	if (r == 0)
 		r = nfa_finish(&g->f, GRAMMAR_DEPTH_MAX, &err);
 	s->f->steps += g->f.steps + g->f.n; /* it is a part of the work for the schema */
@@ -145,7 +153,7 @@ static int take_name_list(struct object *o, const json_t *names)
 		return nfa_no_memory(s->f), -1;
 	for (size_t i = 0; i < o->n; i++) {
 		json_t *name = json_string(p[i].name);
-		int is = schema_has(names, name);
+		int is = schema_has(s, names, name);
 		json_decref(name);
 		if (!is && p[i].required)
 			return schema_bad(s, ERR_INVALID, "required",
@@ -171,8 +179,10 @@ static int take_name_list(struct object *o, const json_t *names)
 static int take_names(struct object *o, const json_t *v)
 {
 	struct schema *s = o->s;
-	const json_t *names = schema_meant(s, json_object_get(v, "propertyNames")),
+	const json_t *names = schema_referred(s, json_object_get(v, "propertyNames")),
 				 *type = json_object_get(names, "type");
+	if (s->failed)
+		return -1;
 	if (!json_is_object(names) || !json_object_size(names))
 		return names && !json_is_true(names) && !json_is_object(names)
 		           ? cannot_name(o, "propertyNames", "must be a schema that allows a name")
@@ -187,8 +197,8 @@ static int take_names(struct object *o, const json_t *v)
 		nfa_no_memory(s->f);
 	json_object_del(own, "nullable");
 	names = schema_keep(s, own);
-	if (is_list || !names || s->f->err.code)
-		return s->f->err.code ? -1 : r;
+	if (is_list || !names || s->failed || s->f->err.code)
+		return s->failed || s->f->err.code ? -1 : r;
 	if (o->n) { /* further ones could not be told from them */
 		o->further = NULL;
 		return check_names(o, names, "propertyNames", 1);
@@ -237,7 +247,7 @@ static int take_patterns(struct object *o, const json_t *v)
 static int check_more(struct object *o, const json_t *v)
 {
 	struct schema *s = o->s;
-	const json_t *more = json_object_get(v, "additionalProperties");
+	const json_t *more = json_object_get(v, o->more_is);
 	if (s->strict && !json_is_false(more))
 		return schema_bad(s, ERR_UNSUPPORTED, "additionalProperties", "must be false with strict"),
 		       -1;
@@ -247,8 +257,8 @@ static int check_more(struct object *o, const json_t *v)
 			                  "must have \"%.60s\" with strict, as all properties", o->p[i].name),
 			       -1;
 		if (json_is_false(more) && !o->p[i].v)
-			return schema_bad(s, ERR_INVALID, "required",
-			                  "has \"%.60s\", which additionalProperties forbids", o->p[i].name),
+			return schema_bad(s, ERR_INVALID, "required", "has \"%.60s\", which %s forbids",
+			                  o->p[i].name, o->more_is),
 			       -1;
 		if (o->further && !o->names && strlen(o->p[i].name) > SCHEMA_NAME_MAX)
 			return schema_bad(s, ERR_FULL, "properties",
@@ -262,13 +272,18 @@ static int check_more(struct object *o, const json_t *v)
 static int read_object(struct object *o, const json_t *v)
 {
 	struct schema *s = o->s;
-	json_t *more = json_object_get(v, "additionalProperties");
+	/* $ref, allOf ... are refused beside both, so without the one the other says the same */
+	o->more_is = json_object_get(v, "additionalProperties") ||
+	                     !json_object_get(v, "unevaluatedProperties")
+	                 ? "additionalProperties"
+	                 : "unevaluatedProperties";
+	json_t *more = json_object_get(v, o->more_is);
 	if (read_properties(o, v) < 0)
 		return -1;
 	if (!more && !json_object_get(v, "properties") && !json_object_get(v, "required"))
 		more = json_true(); /* not counted: it is one for all */
 	o->more = o->further = json_is_false(more) ? NULL : more;
-	o->says = "additionalProperties";
+	o->says = o->more_is;
 	if (take_names(o, v) < 0 || take_patterns(o, v) < 0 || check_more(o, v) < 0 ||
 	    schema_count(s, v, "minProperties", 0, &o->min) < 0 ||
 	    schema_count(s, v, "maxProperties", NFA_UNBOUNDED, &o->max) < 0)
@@ -285,7 +300,7 @@ static uint32_t member_value(struct object *o, const struct schema_property *p, 
 	struct schema *s = o->s;
 	if (!p->v && (!o->more || json_is_true(o->more)))
 		return json_any_rule(s->rules, next);
-	size_t up = schema_enter(s, p->v ? "properties" : "additionalProperties");
+	size_t up = schema_enter(s, p->v ? "properties" : o->more_is);
 	if (p->v)
 		schema_enter(s, p->name);
 	/* a rule, not a copy for each name that only `required` lists */
@@ -346,12 +361,7 @@ static uint32_t as_rule(struct object *o, const struct schema_property *p)
 /* n properties were written before: is a comma needed? */
 static uint32_t behind(struct nfa *f, uint32_t n, uint32_t one)
 {
-	return n && one != DEAD ? nfa_byte(f, ',', json_space(f, one)) : one;
-}
-
-static uint32_t either(struct nfa *f, uint32_t a, uint32_t b)
-{
-	return a != DEAD && b != DEAD ? nfa_split(f, a, b) : a != DEAD ? a : b;
+	return n && one != NFA_DEAD ? nfa_byte(f, ',', json_space(f, one)) : one;
 }
 
 /* at[c], c to `last`: what follows c properties of p, when all of them had their turn. The last
@@ -360,8 +370,8 @@ static uint32_t either(struct nfa *f, uint32_t a, uint32_t b)
 static void after_all(struct object *o, uint32_t *at, uint32_t last, int bound, uint32_t next)
 {
 	struct nfa *f = o->s->f;
-	uint32_t end = nfa_byte(f, '}', next), rest = json_space(f, end), loop = DEAD, one = DEAD,
-			 named = o->n < last ? (uint32_t)o->n : last, rule = 0;
+	uint32_t end = nfa_byte(f, '}', next), rest = json_space(f, end), loop = NFA_DEAD,
+			 one = NFA_DEAD, named = o->n < last ? (uint32_t)o->n : last, rule = 0;
 	if (o->further && !bound) {
 		loop = nfa_loop(f);
 		one = further(o, loop);
@@ -375,15 +385,15 @@ static void after_all(struct object *o, uint32_t *at, uint32_t last, int bound, 
 		if (c > named && !bound)
 			continue;
 		if (bound && o->further) /* loop: after c + 1, at least one of them further */
-			one = c < last ? nfa_call(f, rule, loop) : DEAD;
+			one = c < last ? nfa_call(f, rule, loop) : NFA_DEAD;
 		uint32_t more = behind(f, c, one);
 		at[c] = !bound && c && ends && o->further ? loop
-		                                          : either(f, c + 1 >= o->min ? more : DEAD,
-		                                                   !ends ? DEAD
-		                                                   : c   ? rest
-		                                                         : end);
+		                                          : nfa_either(f, c + 1 >= o->min ? more : NFA_DEAD,
+		                                                       !ends ? NFA_DEAD
+		                                                       : c   ? rest
+		                                                             : end);
 		if (bound && o->further)
-			loop = either(f, c ? more : DEAD, rest);
+			loop = nfa_either(f, c ? more : NFA_DEAD, rest);
 	}
 }
 
@@ -399,20 +409,20 @@ static uint32_t members(struct object *o, uint32_t next)
 	after_all(o, at, last, bound, next);
 	for (size_t i = o->n; i-- > 0 && !o->s->failed && !f->err.code;) {
 		const struct schema_property *p = &o->p[i];
-		uint32_t to = DEAD, one = DEAD, rule = last > 1 && !p->never ? as_rule(o, p) : 0;
+		uint32_t to = NFA_DEAD, one = NFA_DEAD, rule = last > 1 && !p->never ? as_rule(o, p) : 0;
 		for (uint32_t c = 0; c <= last && c <= i; c++) {
-			uint32_t follows = c < last ? at[c + 1] : bound ? DEAD : at[last];
-			if (p->never || follows == DEAD)
-				one = DEAD;
+			uint32_t follows = c < last ? at[c + 1] : bound ? NFA_DEAD : at[last];
+			if (p->never || follows == NFA_DEAD)
+				one = NFA_DEAD;
 			else if (follows != to)
 				one = last > 1 ? nfa_call(f, rule, follows) : pair(o, p, follows);
 			to = follows;
-			at[c] = either(f, behind(f, c, one), p->required ? DEAD : at[c]);
+			at[c] = nfa_either(f, behind(f, c, one), p->required ? NFA_DEAD : at[c]);
 		}
 	}
 	begin = at[0];
 	free(at);
-	return begin != DEAD
+	return begin != NFA_DEAD
 	           ? nfa_byte(f, '{', json_space(f, begin))
 	           : schema_bad(o->s, o->further ? ERR_UNSUPPORTED : ERR_INVALID,
 	                        o->min ? "minProperties" : "maxProperties",
@@ -423,9 +433,10 @@ static uint32_t members(struct object *o, uint32_t next)
 
 uint32_t schema_object(struct schema *s, const json_t *v, uint32_t next)
 {
-	static const char *const keys[] = {"properties",    "required",          "additionalProperties",
-	                                   "propertyNames", "patternProperties", "minProperties",
-	                                   "maxProperties"};
+	static const char *const keys[] = {"properties",           "required",
+	                                   "additionalProperties", "propertyNames",
+	                                   "patternProperties",    "minProperties",
+	                                   "maxProperties",        "unevaluatedProperties"};
 	struct object o = {.s = s};
 	uint32_t begin = 0;
 	int any = 1;

@@ -29,12 +29,12 @@ static const json_t *step(const json_t *at, const char *text, size_t len)
 	return n && n < 7 && !*end && key[0] != '-' && key[0] != '+' ? json_array_get(at, i) : NULL;
 }
 
-const json_t *schema_resolve(const json_t *root, const char *ref)
+const json_t *schema_resolve(struct schema *s, const char *ref)
 {
-	const json_t *at = root;
+	const json_t *at = s->root;
 	if (*ref++ != '#')
 		return NULL;
-	while (at && *ref) {
+	while (at && *ref && nfa_step(s->f) == 0) {
 		if (*ref++ != '/')
 			return NULL;
 		size_t n = strcspn(ref, "/");
@@ -44,17 +44,21 @@ const json_t *schema_resolve(const json_t *root, const char *ref)
 	return at;
 }
 
+const json_t *schema_behind(struct schema *s, const json_t *v)
+{
+	const json_t *all = json_object_get(v, "allOf");
+	const char *ref = json_string_value(json_object_get(v, "$ref"));
+	if (json_is_true(json_object_get(v, "nullable")))
+		return NULL;
+	return ref ? schema_resolve(s, ref) : json_array_size(all) == 1 ? json_array_get(all, 0) : NULL;
+}
+
 const json_t *schema_meant(struct schema *s, const json_t *v)
 {
-	for (unsigned i = 0; i < DEPTH_MAX; i++) {
-		const json_t *all = json_object_get(v, "allOf");
-		const char *ref = json_string_value(json_object_get(v, "$ref"));
-		const json_t *to = ref                         ? schema_resolve(s->root, ref)
-		                   : json_array_size(all) == 1 ? json_array_get(all, 0)
-		                                               : NULL;
-		if (!to || json_is_true(json_object_get(v, "nullable")))
-			break;
+	const json_t *to = v;
+	for (unsigned i = 0; i < DEPTH_MAX && to; i++) {
 		v = to;
+		to = schema_behind(s, v);
 	}
 	return v;
 }
@@ -77,6 +81,8 @@ unsigned schema_type_bits(const char *name)
 unsigned schema_named_types(const json_t *type)
 {
 	unsigned bits = json_is_string(type) ? schema_type_bits(json_string_value(type)) : 0;
+	if (json_array_size(type) > SCHEMA_TYPES_MAX)
+		return 0;
 	for (size_t i = 0; i < json_array_size(type); i++)
 		if (json_is_string(json_array_get(type, i)))
 			bits |= schema_type_bits(json_string_value(json_array_get(type, i)));
@@ -100,25 +106,42 @@ unsigned schema_value_type(const json_t *v)
 	return 0;
 }
 
-int schema_same(const json_t *a, const json_t *b)
+int schema_same(struct schema *s, const json_t *a, const json_t *b)
 {
+	const char *key;
+	json_t *member;
+	if (nfa_step(s->f) < 0)
+		return 1;
 	if (json_is_number(a) && json_is_number(b) && !(json_is_integer(a) && json_is_integer(b)))
 		return json_number_value(a) == json_number_value(b);
-	return json_equal(a, b);
+	if (json_is_array(a) && json_is_array(b)) {
+		size_t i = 0, n = json_array_size(a);
+		while (i < n && schema_same(s, json_array_get(a, i), json_array_get(b, i)))
+			i++;
+		return i == n && n == json_array_size(b);
+	}
+	if (!json_is_object(a) || !json_is_object(b))
+		return json_equal(a, b);
+	json_object_foreach((json_t *)a, key, member) {
+		const json_t *other = json_object_get(b, key);
+		if (!other || !schema_same(s, member, other))
+			return 0;
+	}
+	return json_object_size(a) == json_object_size(b);
 }
 
-int schema_has(const json_t *values, const json_t *v)
+int schema_has(struct schema *s, const json_t *values, const json_t *v)
 {
 	for (size_t i = 0; i < json_array_size(values); i++)
-		if (schema_same(json_array_get(values, i), v))
+		if (schema_same(s, json_array_get(values, i), v))
 			return 1;
 	return 0;
 }
 
-int schema_requires(const json_t *v, const char *name)
+int schema_requires(struct schema *s, const json_t *v, const char *name)
 {
 	const json_t *required = json_object_get(v, "required");
-	for (size_t i = 0; i < json_array_size(required); i++) {
+	for (size_t i = 0; i < json_array_size(required) && nfa_step(s->f) == 0; i++) {
 		const char *one = json_string_value(json_array_get(required, i));
 		if (one && strcmp(one, name) == 0)
 			return 1;
@@ -221,7 +244,7 @@ static int values_apart(struct schema *s, const json_t *a, const json_t *b)
 		return 0;
 	for (size_t i = 0; i < json_array_size(a); i++)
 		for (size_t k = 0; k < json_array_size(b); k++)
-			if (nfa_step(s->f) < 0 || schema_same(json_array_get(a, i), json_array_get(b, k)))
+			if (schema_same(s, json_array_get(a, i), json_array_get(b, k)))
 				return 0;
 	return 1;
 }

@@ -151,16 +151,18 @@ struct refusal {
 	int status;
 	const char *text;
 	const char *setting; /* of the limit that was reached; NULL: none */
+	size_t bytes;        /* that limit; 0: it is not said */
 };
 
 static const struct refusal
 	no_room = {503, "this server has no room for the request now; try again in a second",
-               "input_bytes_max"},
-	no_memory = {503, "this server has no memory for the request now", NULL},
-	too_late = {408, "the request did not arrive within this server's limit", "read_timeout_ms"},
-	stopping = {503, "this server is shutting down", NULL},
+               "input_bytes_max", 0},
+	no_memory = {503, "this server has no memory for the request now", NULL, 0},
+	too_late = {408, "the request did not arrive within this server's limit", "read_timeout_ms", 0},
+	stopping = {503, "this server is shutting down", NULL, 0},
+	no_tls = {400, "this port speaks TLS: use https:// instead of http://", NULL, 0},
 	too_many = {503, "too many connections; try again in a second",
-                "max_connections, max_connections_per_address"};
+                "max_connections, max_connections_per_address", 0};
 
 /* An error of the edge itself is answered. The connection ends then, because it is not known where
  * the next request begins. Less than 0: no memory for the answer. */
@@ -168,10 +170,12 @@ static int refuse(struct http_conn *c, struct refusal why)
 {
 	struct http_server *h = c->server;
 	const char *path = c->frame.head.path ? c->frame.head.path : "";
-	char body[1024], text[256];
+	char body[1024], text[256], bytes[48] = "";
 	unsigned more;
 	int named = why.setting && h->opts.limits_are_settings;
-	snprintf(text, sizeof text, named ? "%s (%s)" : "%s", why.text, why.setting);
+	if (why.bytes)
+		snprintf(bytes, sizeof bytes, ": at most %zu bytes", why.bytes);
+	snprintf(text, sizeof text, named ? "%s%s (%s)" : "%s%s", why.text, bytes, why.setting);
 	size_t n = h->opts.error_body
 	               ? h->opts.error_body(h->arg, path, why.status, text, body, sizeof body)
 	               : (size_t)snprintf(body, sizeof body, "%s\n", text);
@@ -190,7 +194,16 @@ static int refuse(struct http_conn *c, struct refusal why)
 
 static struct refusal bad_frame(const struct http_conn *c)
 {
-	return (struct refusal){c->frame.status, c->frame.why, NULL};
+	const struct http_opts *o = &c->server->opts;
+	struct refusal why = {.status = c->frame.status, .text = c->frame.why};
+	if (why.status == 431) {
+		why.setting = "max_header_bytes";
+		why.bytes = o->max_header_bytes;
+	} else if (why.status == 413) { /* a path may take less than the setting */
+		why.setting = c->frame.body_max == o->max_body_bytes ? "max_body_bytes" : NULL;
+		why.bytes = c->frame.body_max;
+	}
+	return why;
 }
 
 /* --- states -------------------------------------------------------------- */
@@ -214,6 +227,7 @@ static enum connection_state step_handshake(struct http_conn *c, enum connection
 {
 	switch (e) {
 	case CONNECTION_ON_SECURED: return CONNECTION_HEAD;
+	case CONNECTION_ON_PLAIN: return refuse(c, no_tls) < 0 ? CONNECTION_CLOSED : CONNECTION_REFUSED;
 	case CONNECTION_ON_TICK:
 		if (!is_older(c, c->server->opts.read_us))
 			return CONNECTION_HANDSHAKE;
@@ -483,7 +497,7 @@ static const struct {
 	unsigned next; /* states that may follow */
 	enum connection_state (*step)(struct http_conn *c, enum connection_event e);
 } states[] = {
-	[CONNECTION_HANDSHAKE] = {"handshake", TO(HEAD) | TO(CLOSED), step_handshake},
+	[CONNECTION_HANDSHAKE] = {"handshake", TO(HEAD) | TO(REFUSED) | TO(CLOSED), step_handshake},
 	[CONNECTION_HEAD] = {"head", TO(AUTHORISING) | TO(FLUSHING) | TO(REFUSED) | TO(CLOSED),
                          step_head},
 	[CONNECTION_AUTHORISING] = {"authorising",
@@ -652,14 +666,18 @@ static int conn_open(struct http_conn *c, evutil_socket_t fd, SSL *ssl)
 	return 0;
 }
 
-static void on_handshake(void *arg, SSL *ssl, const char *why)
+static void on_handshake(void *arg, SSL *ssl, int plain_fd, const char *why)
 {
 	struct http_conn *c = arg;
+	enum connection_event e = CONNECTION_ON_CLOSE;
 	c->handshake = NULL;
-	if (!ssl)
+	if (ssl && conn_open(c, SSL_get_fd(ssl), ssl) == 0)
+		e = CONNECTION_ON_SECURED;
+	else if (plain_fd >= 0 && conn_open(c, plain_fd, NULL) == 0)
+		e = CONNECTION_ON_PLAIN;
+	else if (!ssl && plain_fd < 0)
 		handshake_failed(c, why);
-	connection_step(c, ssl && conn_open(c, SSL_get_fd(ssl), ssl) == 0 ? CONNECTION_ON_SECURED
-	                                                                  : CONNECTION_ON_CLOSE);
+	connection_step(c, e);
 }
 
 static void write_address(const struct sockaddr *from, char out[HTTP_ADDRESS_MAX])

@@ -1,7 +1,7 @@
 /* conn.h - one connection of a client, and what the files of the HTTP edge share: conn.c
  * (connections: states, requests), output.c (answers), server.c (who gets in, limits of time).
  *
- *   HANDSHAKE -> HEAD, CLOSED                 with TLS: handshake.c has the connection
+ *   HANDSHAKE -> HEAD, REFUSED, CLOSED        with TLS: handshake.c has the connection
  *   HEAD -> AUTHORISING, FLUSHING, REFUSED, CLOSED  between requests, or a head is arriving
  *   AUTHORISING -> BODY, HEAD, FLUSHING, REFUSED, CLOSED  the handler decides by the head
  *                                             whether the body may come
@@ -51,6 +51,7 @@ enum connection_state {
 enum connection_event {
 	CONNECTION_ON_ENTER,     /* the state has just been entered */
 	CONNECTION_ON_SECURED,   /* the TLS handshake is complete */
+	CONNECTION_ON_PLAIN,     /* the client speaks HTTP without TLS */
 	CONNECTION_ON_INPUT,     /* bytes have arrived, or are still there */
 	CONNECTION_ON_WRITTEN,   /* the client has taken all there was */
 	CONNECTION_ON_EOF,       /* the client sends nothing more */

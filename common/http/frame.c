@@ -73,8 +73,7 @@ static int step_head(struct http_frame *f, struct piece *in)
 {
 	size_t n = line_part(in);
 	if (n > f->head_max - f->empty - f->text.len)
-		return bad(f, 431,
-		           "the request's head is longer than this server's limit (max_header_bytes)");
+		return bad(f, 431, "the request's head is longer than this server takes");
 	int ended = in->p[n - 1] == '\n';
 	if (!f->text.size)
 		buf_reserve(&f->text, n < LINE_FIRST ? LINE_FIRST - 1 : n);
@@ -85,8 +84,7 @@ static int step_head(struct http_frame *f, struct piece *in)
 
 static int too_long(struct http_frame *f)
 {
-	return bad(f, 413,
-	           "the request's body is longer than this path takes (max_body_bytes at most)");
+	return bad(f, 413, "the request's body is longer than this path takes");
 }
 
 int http_frame_go_on(struct http_frame *f, size_t body_max)

@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define DONE_MAX 16 /* handshakes that go on in one turn of the loop */
@@ -123,12 +124,24 @@ static void free_handshake(struct handshake *s)
 	free(s);
 }
 
+/* A ClientHello begins with the byte 0x16, a request with a letter of its method. */
+static int is_plain_http(int fd)
+{
+	char first;
+	return recv(fd, &first, 1, MSG_PEEK) == 1 && first >= 'A' && first <= 'Z';
+}
+
 static void on_ready(evutil_socket_t fd, short what, void *arg)
 {
-	(void)fd;
 	(void)what;
 	struct handshake *s = arg;
 	struct handshakes *h = s->all;
+	if (!s->ssl && is_plain_http(fd)) {
+		s->fd = -1;
+		s->done(s->arg, NULL, fd, "");
+		free_handshake(s);
+		return;
+	}
 	s->away = 1;
 	pthread_mutex_lock(&h->lock);
 	fair_put(&h->waiting, &s->client->tls.turns, &s->turn, 1);
@@ -159,7 +172,7 @@ static void came_back(struct handshake *s)
 	}
 	tls_reason(s->code, why, sizeof why);
 	if (s->done)
-		s->done(s->arg, ssl, why);
+		s->done(s->arg, ssl, -1, why);
 	free_handshake(s);
 }
 

@@ -25,9 +25,10 @@ struct ssl_st;
 int handshakes_new(struct event_base *base, struct handshakes **ret, struct err *err);
 void handshakes_destroy(struct handshakes **h); /* after the last handshake_end */
 
-/* Called once, from the loop: ssl and its descriptor are the caller's now; or NULL, and why. The
- * handshake must not be used any more. */
-typedef void handshake_done_fn(void *arg, struct ssl_st *ssl, const char *why);
+/* Called once, from the loop; the handshake must not be used any more. The caller's are now: ssl
+ * and its descriptor; or plain_fd alone, of a client that speaks HTTP without TLS, none of whose
+ * bytes has been read; or nothing (NULL, -1): it has failed, and why. */
+typedef void handshake_done_fn(void *arg, struct ssl_st *ssl, int plain_fd, const char *why);
 
 /* Takes the descriptor. tls may be closed before the handshake is done. NULL: no memory; the
  * descriptor is closed. */

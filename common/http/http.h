@@ -94,6 +94,8 @@ void http_destroy(struct http_server **h);
 /* Reads these files (again), as http_opts says; connections that there are stay as they are. h
  * NULL: checks them only. 0, or ERR_* and nothing has changed. */
 int http_set_tls(struct http_server *h, const char *cert, const char *key, struct err *err);
+/* Is it the HOST:PORT that http_opts.listen must be? Asks no DNS. 0, or ERR_INVALID */
+int http_check_listen(const char *setting, const char *listen_to, struct err *err);
 unsigned http_port(const struct http_server *h);
 int http_is_local(const struct http_server *h); /* 1: only this host can connect */
 int http_has_tls(const struct http_server *h);

@@ -151,11 +151,11 @@ static int take_coding(const char *v, struct http_head *h, const char **why)
 
 static int take_host(const char *v, struct http_head *h, const char **why)
 {
-	if (h->has_host)
+	if (h->host)
 		return fail(why, 400, "Host is given twice");
 	if (!is_authority(v, strlen(v)))
 		return fail(why, 400, "Host is not the name or address of a host");
-	h->has_host = 1;
+	h->host = v;
 	return 0;
 }
 
@@ -307,7 +307,7 @@ static int check_head(struct http_head *h, const char **why)
 		return fail(why, 400, "Content-Length and Transfer-Encoding exclude each other");
 	if (h->chunked && h->minor == 0)
 		return fail(why, 400, "HTTP/1.0 knows no Transfer-Encoding");
-	if (!h->has_host && h->minor == 1)
+	if (!h->host && h->minor == 1)
 		return fail(why, 400, "the request has no Host");
 	if (h->minor == 0)
 		h->expect_continue = 0;

@@ -16,10 +16,11 @@ struct http_head {
 	const char *client_id;                /* X-Request-Id, else X-Client-Request-Id, or "" */
 	const char *traceparent;              /* W3C's, or "" */
 	const char *forwarded_for;            /* X-Forwarded-For, or "" */
+	const char *host;                     /* Host; NULL: HTTP/1.0 without it */
 	const char *pin_prefill, *pin_decode; /* X-Pdserve-Prefill, X-Pdserve-Decode, or "" */
 	int minor;                            /* HTTP/1.minor */
 	int keep_alive, chunked, expect_continue;
-	int has_length, has_host, has_coding; /* the field was there */
+	int has_length, has_coding; /* the field was there */
 	uint64_t content_length;
 	const void *route; /* set by the handler of the head for the handler of the request */
 };

@@ -9,6 +9,7 @@
 #include "http/conn.h"
 #include "util/check.h"
 #include "util/clock.h"
+#include "util/endpoint.h"
 #include "util/log.h"
 #include "util/mem.h"
 
@@ -191,7 +192,7 @@ static void listen_end(struct http_server *h)
 static int split_listen(const char *setting, const char *s, char *host, size_t host_size,
                         char *port, size_t port_size, struct err *err)
 {
-	const char *colon = strrchr(s, ':');
+	const char *conf = s, *colon = strrchr(s, ':');
 	if (!colon || !colon[1] || strlen(colon + 1) >= port_size)
 		return err_set(err, ERR_INVALID, "%s \"%s\" is not HOST:PORT", setting, s);
 	size_t n = (size_t)(colon - s);
@@ -204,8 +205,21 @@ static int split_listen(const char *setting, const char *s, char *host, size_t h
 		               host_size - 1);
 	memcpy(host, s, n);
 	host[n] = 0;
+	unsigned long number = strtoul(colon + 1, NULL, 10);
+	if (strspn(colon + 1, "0123456789") != strlen(colon + 1) || number > 65535)
+		return err_set(err, ERR_INVALID, "%s \"%s\": the port is no number from 0 to 65535",
+		               setting, conf);
+	if (*host && !endpoint_is_host(host))
+		return err_set(err, ERR_INVALID, "%s \"%s\": \"%s\" is no address and no host's name",
+		               setting, conf, host);
 	memcpy(port, colon + 1, strlen(colon + 1) + 1);
 	return 0;
+}
+
+int http_check_listen(const char *setting, const char *listen_to, struct err *err)
+{
+	char host[256], port[16];
+	return split_listen(setting, listen_to, host, sizeof host, port, sizeof port, err);
 }
 
 static int listen_on(struct http_server *h, struct err *err)

@@ -81,6 +81,10 @@ static int parts_check(const struct handover_hello *h, struct err *err)
 		return err_set(err, ERR_INVALID,
 		               "hand-over of %s: a pool of %u parts, the limits are 1 and %d", h->name,
 		               h->parts, KERN_PARTS_MAX);
+	if (!h->stages || h->parts % h->stages)
+		return err_set(err, ERR_INVALID,
+		               "hand-over of %s: a pool of %u parts in %u stages, expected a divisor",
+		               h->name, h->parts, h->stages);
 	for (uint32_t i = 0; i < h->parts; i++)
 		if (h->device[i] < 0)
 			return err_set(err, ERR_INVALID,
@@ -117,10 +121,11 @@ static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
 		               "hand-over of %s: a ring of %u slots and %u layers does not fit a pool of "
 		               "%u layers (limit %u slots)",
 		               h->name, h->ring_slots, h->ring_layers, h->layers, RING_SLOTS_MAX);
-	if (!kv_layout_divides(ret_layout, h->parts))
+	if (!kv_layout_divides(ret_layout, (struct kv_parts){h->stages, h->parts / h->stages}))
 		return err_set(err, ERR_INVALID,
-		               "hand-over of %s: a pool of %u parts, but its layers have %u KV heads",
-		               h->name, h->parts, h->layer[0].heads);
+		               "hand-over of %s: a pool of %u parts in %u stages, but %u layers of %u KV "
+		               "heads",
+		               h->name, h->parts, h->stages, h->layers, h->layer[0].heads);
 	unsigned want = 1 + h->parts + (h->ring_slots != 0);
 	if (n_fds != want)
 		return err_set(err, ERR_INVALID,
@@ -151,7 +156,7 @@ int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layou
 	*ret_layout = l;
 	*ret_fds = (struct handover_fds){.control = fds[0],
 	                                 .ring = h.ring_slots ? fds[1 + h.parts] : -1,
-	                                 .data = {.parts = h.parts}};
+	                                 .data = {.parts = h.parts, .stages = h.stages}};
 	memcpy(ret_fds->data.fd, fds + 1, h.parts * sizeof *fds);
 	memcpy(ret_fds->data.device, h.device, sizeof h.device);
 	return 0;
@@ -180,6 +185,7 @@ int handover_offer(int sock, const struct handover_hello *hello, const struct ha
 		               "the KV pool of %s cannot be handed over: its memory has no descriptor",
 		               h.name);
 	h.parts = f->data.parts;
+	h.stages = kv_data_parts(&f->data).stages;
 	memcpy(h.device, f->data.device, h.parts * sizeof *h.device);
 	for (uint32_t i = 0; i < h.parts; i++)
 		fds[n++] = f->data.fd[i];

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define HANDOVER_MAGIC 0x31764f68u
-#define HANDOVER_VERSION 4u
+#define HANDOVER_VERSION 5u
 #define HANDOVER_NAME_MAX 48
 #define HANDOVER_BACKEND_MAX 16
 #define HANDOVER_REMOTE_BYTES (ENDPOINT_BYTES_MAX + 4) /* no padding follows */
@@ -31,9 +31,9 @@ struct handover_hello {
 	uint64_t epoch;                           /* the worker's, as in its envelopes */
 	uint32_t blocks, ring_slots, ring_layers; /* ring_*: 0 without a ring */
 	uint32_t layers, block_tokens, kv_type;
-	/* the devices that have the parts of the pool: how many, their numbers, the name of their
-	 * backend */
-	uint32_t parts;
+	/* the devices that have the parts of the pool: how many, in how many stages (kv_parts), their
+	 * numbers, the name of their backend */
+	uint32_t parts, stages;
 	int32_t device[KERN_PARTS_MAX];
 	char backend[HANDOVER_BACKEND_MAX];
 	struct kv_layer layer[KV_LAYERS_MAX];

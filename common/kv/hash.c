@@ -69,13 +69,3 @@ void kv_hash_block(const struct kv_hash *parent, const uint32_t *tokens, uint32_
 	}
 	crypto_generichash_final(&h, ret->b, sizeof ret->b);
 }
-
-size_t kv_hash_chain(const struct kv_hash *root, const uint32_t *tokens, size_t n,
-                     uint32_t block_tokens, struct kv_hash *out)
-{
-	CHECK(block_tokens > 0);
-	size_t blocks = n / block_tokens;
-	for (size_t i = 0; i < blocks; i++)
-		kv_hash_block(i ? &out[i - 1] : root, tokens + i * block_tokens, block_tokens, &out[i]);
-	return blocks;
-}

@@ -37,9 +37,4 @@ void kv_hash_root(const struct kv_root *root, struct kv_hash *ret);
 void kv_hash_salt(const struct kv_hash *root, const unsigned char *salt, struct kv_hash *ret);
 void kv_hash_block(const struct kv_hash *parent, const uint32_t *tokens, uint32_t block_tokens,
                    struct kv_hash *ret);
-/* Computes the hashes of all full blocks of tokens[0..n) into out, which has room for
- * n / block_tokens. Returns how many. */
-size_t kv_hash_chain(const struct kv_hash *root, const uint32_t *tokens, size_t n,
-                     uint32_t block_tokens, struct kv_hash *out);
-
 #endif

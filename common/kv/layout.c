@@ -74,35 +74,61 @@ int kv_layout_finish(struct kv_layout *l)
 	return 0;
 }
 
-/* --- pools divided among devices ----------------------------------------- */
+/* --- divided pools ------------------------------------------------------- */
 
-int kv_layout_divides(const struct kv_layout *l, uint32_t parts)
+int kv_layout_divides(const struct kv_layout *l, struct kv_parts parts)
 {
-	if (parts <= 1 || parts > l->layer[0].heads)
-		return parts == 1;
-	for (uint32_t i = 1; i < l->layers; i++)
-		if (l->layer[i].heads != l->layer[0].heads)
+	uint32_t heads = l->layer[0].heads, ranks = parts.ranks;
+	if (!ranks || !parts.stages || parts.stages > l->layers)
+		return 0;
+	for (uint32_t i = 1; ranks > 1 && i < l->layers; i++)
+		if (l->layer[i].heads != heads)
 			return 0;
-	return 1;
+	return ranks <= heads || ranks % heads == 0;
 }
 
-static uint32_t first_head(uint32_t heads, uint32_t part, uint32_t parts)
+uint32_t kv_layout_copies(const struct kv_layout *l, struct kv_parts parts)
 {
-	return (uint32_t)((uint64_t)heads * part / parts);
+	return parts.ranks > l->layer[0].heads ? parts.ranks / l->layer[0].heads : 1;
 }
 
-/* All layers have the same heads, so a part has the same share of each. */
-uint64_t kv_part_offset(const struct kv_layout *l, uint32_t blocks, uint32_t part, uint32_t parts,
-                        uint32_t layer, uint32_t block)
+static uint32_t first_of(uint32_t items, uint32_t share, uint32_t shares)
 {
-	uint32_t heads = l->layer[0].heads,
-			 own = first_head(heads, part + 1, parts) - first_head(heads, part, parts);
-	int end = layer == l->layers;
-	if (parts == 1)
-		return end ? (uint64_t)l->block_bytes * blocks : kv_piece_offset(l, blocks, layer, block);
-	uint64_t before = end ? l->block_bytes : l->before_bytes[layer],
-			 piece = end ? 0 : l->piece_bytes[layer];
-	return before / heads * own * blocks + piece / heads * own * block;
+	return (uint32_t)((uint64_t)items * share / shares);
+}
+
+/* The last share whose first item is not behind this one. */
+static uint32_t share_of(uint64_t item, uint32_t items, uint32_t shares)
+{
+	return (uint32_t)(((item + 1) * shares + items - 1) / items - 1);
+}
+
+static uint64_t before_layer(const struct kv_layout *l, uint32_t layer)
+{
+	return layer == l->layers ? l->block_bytes : l->before_bytes[layer];
+}
+
+/* What this part has of some bytes of whole layers. All layers have the same heads, so it has the
+ * same share of each. */
+static uint64_t own_bytes(const struct kv_layout *l, uint32_t part, struct kv_parts parts,
+                          uint64_t bytes)
+{
+	uint32_t heads = l->layer[0].heads, copies = kv_layout_copies(l, parts),
+			 shares = parts.ranks / copies, share = part % parts.ranks / copies;
+	if (shares == 1)
+		return bytes;
+	return bytes / heads * (first_of(heads, share + 1, shares) - first_of(heads, share, shares));
+}
+
+uint64_t kv_part_offset(const struct kv_layout *l, uint32_t blocks, uint32_t part,
+                        struct kv_parts parts, uint32_t layer, uint32_t block)
+{
+	uint32_t stage = part / parts.ranks, first = kv_first_layer(l, stage, parts.stages);
+	if (layer == l->layers)
+		layer = kv_first_layer(l, stage + 1, parts.stages);
+	uint64_t piece = layer < l->layers ? l->piece_bytes[layer] : 0;
+	return own_bytes(l, part, parts, before_layer(l, layer) - before_layer(l, first)) * blocks +
+	       own_bytes(l, part, parts, piece) * block;
 }
 
 static uint32_t layer_at(const struct kv_layout *l, uint32_t blocks, uint64_t at)
@@ -118,19 +144,27 @@ static uint32_t layer_at(const struct kv_layout *l, uint32_t blocks, uint64_t at
 	return low;
 }
 
-uint64_t kv_part_find(const struct kv_layout *l, uint32_t blocks, uint32_t parts, uint64_t at,
-                      uint32_t *ret_part, uint64_t *ret_at)
+uint64_t kv_part_find(const struct kv_layout *l, uint32_t blocks, struct kv_parts parts,
+                      uint64_t at, uint32_t *ret_part, uint64_t *ret_at)
 {
-	uint32_t heads = l->layer[0].heads, layer = layer_at(l, blocks, at);
+	uint32_t heads = l->layer[0].heads, layer = layer_at(l, blocks, at),
+			 copies = kv_layout_copies(l, parts), shares = parts.ranks / copies,
+			 stage = share_of(layer, l->layers, parts.stages);
+	if (shares == 1) {
+		uint64_t first = before_layer(l, kv_first_layer(l, stage, parts.stages)) * blocks,
+				 end = before_layer(l, kv_first_layer(l, stage + 1, parts.stages)) * blocks;
+		*ret_part = stage * parts.ranks;
+		*ret_at = at - first;
+		return end - at;
+	}
 	uint64_t in_layer = at - (uint64_t)l->before_bytes[layer] * blocks,
 			 piece = l->piece_bytes[layer], head_bytes = piece / heads, block = in_layer / piece,
-			 in_piece = in_layer % piece, head = in_piece / head_bytes;
-	/* the last part whose first head is not behind this one */
-	uint32_t part = (uint32_t)(((head + 1) * parts + heads - 1) / heads - 1);
-	*ret_part = part;
-	*ret_at = kv_part_offset(l, blocks, part, parts, layer, (uint32_t)block) + in_piece -
-	          first_head(heads, part, parts) * head_bytes;
-	return first_head(heads, part + 1, parts) * head_bytes - in_piece;
+			 in_piece = in_layer % piece;
+	uint32_t share = share_of(in_piece / head_bytes, heads, shares);
+	*ret_part = stage * parts.ranks + share * copies;
+	*ret_at = kv_part_offset(l, blocks, *ret_part, parts, layer, (uint32_t)block) + in_piece -
+	          first_of(heads, share, shares) * head_bytes;
+	return first_of(heads, share + 1, shares) * head_bytes - in_piece;
 }
 
 static int fill_uniform(struct kv_layout *l, uint32_t layers, struct kv_layer each,

@@ -2,7 +2,7 @@
  *
  * A pool of N blocks is [layer][block][kv_head][K|V][token][head_dim]: the piece (layer, block) is
  * contiguous, so is a range of its heads, and the pieces of one layer lie next to each other. For
- * types with scales, [token] floats follow the values of each (kv_head, K|V); kernels.h defines
+ * types with scales, [token] floats follow the values of each (kv_head, K|V); tensor.h defines
  * their exact place, this file only their size. Layers may differ: each has a descriptor. Transport
  * and storage know only (layer, block, byte range). Outside its pool (in storage, on the network) a
  * block is its pieces one after another, layer 0 first. */
@@ -13,7 +13,6 @@
 #include <stdint.h>
 
 #define KV_LAYERS_MAX 256u
-#define KV_BLOCK_TOKENS_DEFAULT 64u
 #define KV_LAYOUT_TEXT_MAX 64u
 
 /* the numbers are part of protocols: add at the end */
@@ -54,19 +53,32 @@ static inline size_t kv_piece_offset(const struct kv_layout *l, uint32_t blocks,
 	return l->before_bytes[layer] * blocks + (size_t)block * l->piece_bytes[layer];
 }
 
-/* A pool can be divided among `parts` devices: part p has the heads [heads * p / parts, heads *
- * (p + 1) / parts) of every layer, as a pool of those heads alone: [layer][block][its
- * heads][K|V] ... 1 if the layout can be divided so: its layers have the same number of heads,
- * and each part at least one. */
-int kv_layout_divides(const struct kv_layout *l, uint32_t parts);
-/* For such layouts. Offset of the piece (layer, block) in a part of a pool of `blocks` blocks;
- * layer = layers, block 0: the part's size. */
-uint64_t kv_part_offset(const struct kv_layout *l, uint32_t blocks, uint32_t part, uint32_t parts,
-                        uint32_t layer, uint32_t block);
-/* Where byte `at` of the whole pool is: its part and the offset there. Returns how many bytes
- * from it on are contiguous in that part. */
-uint64_t kv_part_find(const struct kv_layout *l, uint32_t blocks, uint32_t parts, uint64_t at,
-                      uint32_t *ret_part, uint64_t *ret_at);
+/* A pool can be divided among stages (pipeline parallelism) and ranks (tensor parallelism). Part
+ * stage * ranks + r has the layers [kv_first_layer(stage), kv_first_layer(stage + 1)), and of each
+ * of them the heads [heads * r / ranks, heads * (r + 1) / ranks), as a pool of those alone:
+ * [its layer][block][its heads][K|V] ... With a multiple of the heads, each head is in
+ * kv_layout_copies consecutive parts, which have the same bytes; a latent, the one head of its
+ * layout, is in all parts of its stage. */
+struct kv_parts {
+	uint32_t stages, ranks;
+};
+static inline uint32_t kv_first_layer(const struct kv_layout *l, uint32_t stage, uint32_t stages)
+{
+	return (uint32_t)((uint64_t)l->layers * stage / stages);
+}
+/* 1 if the layout can be divided so: each stage has a layer; its layers have the same number of
+ * heads, and `ranks` is at most that number or a multiple of it. */
+int kv_layout_divides(const struct kv_layout *l, struct kv_parts parts);
+/* For such layouts. Parts that have the same head: 1, or ranks / heads. */
+uint32_t kv_layout_copies(const struct kv_layout *l, struct kv_parts parts);
+/* Offset of the piece (layer, block) in a part of a pool of `blocks` blocks, for a layer that the
+ * part has; layer = layers, block 0: the part's size. */
+uint64_t kv_part_offset(const struct kv_layout *l, uint32_t blocks, uint32_t part,
+                        struct kv_parts parts, uint32_t layer, uint32_t block);
+/* Where byte `at` of the whole pool is: the first part that has it, and the offset there and in
+ * the other copies. Returns how many bytes from it on are contiguous in that part. */
+uint64_t kv_part_find(const struct kv_layout *l, uint32_t blocks, struct kv_parts parts,
+                      uint64_t at, uint32_t *ret_part, uint64_t *ret_at);
 
 size_t kv_type_bytes(enum kv_type t); /* of one value */
 /* of the scale of one token and head, of K or of V; 0: the type has none */

@@ -28,7 +28,8 @@
 /* What finds a byte of a divided pool. */
 struct kv_division {
 	struct kv_layout layout;
-	uint32_t blocks, parts;
+	uint32_t blocks;
+	struct kv_parts parts;
 };
 
 struct region_header {
@@ -180,15 +181,15 @@ static int divided_open(struct kv_region *r, const struct kv_layout *layout, con
                         char *why, size_t size)
 {
 	struct kern_part part[KERN_PARTS_MAX];
-	uint32_t parts = r->data.parts;
+	struct kv_parts parts = kv_data_parts(&r->data);
 	r->division = mem_alloc(sizeof *r->division);
 	*r->division = (struct kv_division){*layout, r->blocks, parts};
-	for (uint32_t i = 0; i < parts; i++)
+	for (uint32_t i = 0; i < r->data.parts; i++)
 		part[i] = (struct kern_part){r->data.device[i], r->data.fd[i],
 		                             kv_part_offset(layout, r->blocks, i, parts, layout->layers,
 		                                            0)};
-	return kern_pool_open_divided(backend, part, parts, r->data_bytes, locate, r->division,
-	                              &r->pool, why, size);
+	return kern_pool_open_divided(backend, part, r->data.parts, kv_layout_copies(layout, parts),
+	                              r->data_bytes, locate, r->division, &r->pool, why, size);
 }
 
 static int pool_open(struct kv_region *r, const struct kv_layout *layout, const char *backend,
@@ -216,7 +217,8 @@ static int pool_open(struct kv_region *r, const struct kv_layout *layout, const 
 int kv_region_map(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
                   const char *backend, int control_fd, const struct kv_data *data, struct err *err)
 {
-	CHECK(data->parts && data->parts <= KERN_PARTS_MAX && kv_layout_divides(layout, data->parts));
+	CHECK(data->parts && data->parts <= KERN_PARTS_MAX &&
+	      kv_layout_divides(layout, kv_data_parts(data)));
 	int e = region_init(r, layout, blocks, err);
 	r->control_fd = control_fd;
 	r->data = *data;

@@ -19,11 +19,17 @@
 /* The memory of a pool: one descriptor, or one for each part of a divided pool (layout.h), and the
  * number of the device that has it. */
 struct kv_data {
-	uint32_t parts; /* 1 to KERN_PARTS_MAX; 0: none */
+	uint32_t parts;  /* 1 to KERN_PARTS_MAX; 0: none */
+	uint32_t stages; /* that have `parts` / `stages` parts each; 0: 1 */
 	int fd[KERN_PARTS_MAX];
 	int32_t device[KERN_PARTS_MAX];
 };
 void kv_data_close(struct kv_data *d);
+static inline struct kv_parts kv_data_parts(const struct kv_data *d)
+{
+	uint32_t stages = d->stages ? d->stages : 1;
+	return (struct kv_parts){stages, d->parts / stages};
+}
 
 struct kv_region {
 	int control_fd;
@@ -41,9 +47,9 @@ struct kv_region {
 int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
                      const struct kv_data *data, struct err *err);
 /* Peer: maps received descriptors and takes them over, also on failure. layout was finished
- * (kv_layout_finish) from the hello, and divides into data->parts; backend and devices are the
- * hello's. control is mapped read-only. 0, ERR_INVALID (not sealed, or not exactly the right size),
- * ERR_UNSUPPORTED (this program cannot copy memory of that backend), ERR_CORRUPT (header),
+ * (kv_layout_finish) from the hello, and divides into the parts of `data`; backend and devices are
+ * the hello's. control is mapped read-only. 0, ERR_INVALID (not sealed, or not exactly the right
+ * size), ERR_UNSUPPORTED (this program cannot copy memory of that backend), ERR_CORRUPT (header),
  * ERR_CLOSED (the device is lost), ERR_NOMEM or ERR_IO. On an error r is as after
  * kv_region_fini. */
 int kv_region_map(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,

@@ -11,6 +11,7 @@
 #include "util/descriptors.h"
 #include "util/least.h"
 #include "util/mem.h"
+#include "util/version.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -160,12 +161,14 @@ int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, 
 	return r;
 }
 
+const struct chan_faults *chan_faults;
+
 int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len,
                   const Pds__Envelope *env, const void *body, size_t len)
 {
 	unsigned char head[512];
 	if (c->fault)
-		return chan_fault_out(c, p, s, rid, rid_len, env, body, len);
+		return chan_faults->out(c, p, s, rid, rid_len, env, body, len);
 	size_t n = pds__envelope__get_packed_size(env);
 	CHECK(n <= sizeof head);
 	pds__envelope__pack(env, head);
@@ -400,6 +403,7 @@ void chan_hello(struct chan *c, struct peer *p)
 	h.silence_ms = (uint32_t)(c->opts.silence_us / 1000u);
 	h.nth = p->hello_nth = ++c->hello_n;
 	h.link = p->link_id;
+	h.build = (char *)build_version();
 	p->hello_us = clock_us();
 	p->hello_wait_us = c->pace.hello_us;
 	p->hello_waits = chan_send_link(c, p, MSG_HELLO, &h.base) < 0;
@@ -449,7 +453,7 @@ void chan_peer_free(struct peer *p)
 {
 	list_remove(&p->node);
 	if (p->c->fault)
-		chan_fault_forget(p->c, p);
+		chan_faults->forget(p->c, p);
 	peer_unwatch(p);
 	link_fini(&p->link);
 	parts_drop(&p->parts);
@@ -528,7 +532,7 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 	}
 	p->data = NULL;
 	if (c->fault)
-		chan_fault_forget(c, p);
+		chan_faults->forget(c, p);
 	link_fini(&p->link);
 	link_init(&p->link);
 	parts_drop(&p->parts);
@@ -624,8 +628,8 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 	event_priority_set(c->tick, 0);
 	c->others = event_new(base, -1, 0, others_done, c);
 	int bad = resolve_check_servers(opts->dns_servers, err);
-	if (bad == 0)
-		bad = chan_fault_start(c, opts->fault, err);
+	if (bad == 0 && chan_faults)
+		bad = chan_faults->start(c, err);
 	if (bad < 0) {
 		chan_destroy(&c);
 		return bad;
@@ -651,7 +655,8 @@ void chan_destroy(struct chan **cp)
 			zmq_setsockopt(p->dealer->z, ZMQ_LINGER, &linger, sizeof linger);
 		chan_peer_free(p);
 	}
-	chan_fault_stop(c);
+	if (c->fault)
+		chan_faults->stop(c);
 	chan_ctl_forget(c);
 	list_each_safe(it, nx, &c->graveyard)
 		chan_peer_free(list_entry(it, struct peer, node));
@@ -782,6 +787,17 @@ const char *peer_address(const struct peer *p)
 int peer_is_up(const struct peer *p)
 {
 	return p->state == PEER_UP;
+}
+const char *peer_refusal(const struct peer *p)
+{
+	return p->state == PEER_REFUSED && p->refusal[0] ? p->refusal : NULL;
+}
+int peer_has_all(const struct peer *p, enum msg_type type)
+{
+	list_each(it, &p->link.window)
+		if (list_entry(it, struct link_out, node)->type == type)
+			return 0;
+	return 1;
 }
 int peer_tag(const struct peer *p)
 {

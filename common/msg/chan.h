@@ -99,8 +99,6 @@ struct chan_opts {
 	/* a message is resent if it is not acknowledged within this time; acknowledgements are delayed
 	 * by at most a quarter of it; 0: 400 ms */
 	uint64_t resend_us;
-	/* for tests: loses, repeats and delays messages by the rules of fault.h; NULL or "": none */
-	const char *fault;
 };
 
 int chan_new(struct event_base *base, const struct chan_opts *opts, const struct chan_hooks *hooks,
@@ -157,6 +155,10 @@ const char *peer_endpoint(const struct peer *p);
 /* the same, with the address that its host's name has at present */
 const char *peer_address(const struct peer *p);
 int peer_is_up(const struct peer *p);
+/* why a peer that we connected to and we have no link: what either refused; NULL: none did */
+const char *peer_refusal(const struct peer *p);
+/* Has it acknowledged all messages of this type that were sent to it? */
+int peer_has_all(const struct peer *p, enum msg_type type);
 int peer_tag(const struct peer *p); /* 0 for peers that connected to us */
 const char *peer_program(const struct peer *p);
 /* from its HELLO; NULL if it is not a worker, or if we connected to it */
@@ -170,7 +172,6 @@ struct chan_counts {
 	uint64_t sent, received, resent, duplicates, bad, dropped;
 	uint64_t keys_refused; /* connections from other hosts with an unknown key */
 	uint64_t hellos_refused;
-	uint64_t faults; /* messages changed by the fault layer */
 	uint32_t peers_up;
 };
 void chan_counts(const struct chan *c, struct chan_counts *ret);

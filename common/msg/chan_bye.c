@@ -38,7 +38,6 @@ void chan_goodbye_taken(struct chan *c, struct peer *p, const struct incoming *i
 static void send_goodbyes(struct chan *c)
 {
 	Pds__Goodbye bye = PDS__GOODBYE__INIT;
-	bye.reason = (char *)"the daemon ends";
 	list_each(it, &c->peers) {
 		struct peer *p = list_entry(it, struct peer, node);
 		if (p->state == PEER_UP && chan_send_link(c, p, MSG_GOODBYE, &bye.base) == 0)

@@ -90,7 +90,7 @@ static const char *refusal_reason(const struct chan *c, const struct incoming *i
 	return text;
 }
 
-void chan_ctl(struct chan *c, const struct incoming *in)
+void chan_ctl(struct chan *c, const struct incoming *in, const char *why)
 {
 	const Pds__CtlRequest *q = (const Pds__CtlRequest *)in->m.body;
 	char full[80], *text = NULL;
@@ -102,6 +102,8 @@ void chan_ctl(struct chan *c, const struct incoming *in)
 	list_push_back(&c->asked, &asked->link);
 	c->n_asked++;
 	int code = refused ? ERR_FULL : ERR_UNSUPPORTED;
+	if (!refused)
+		refused = why;
 	if (!refused && c->hooks.ctl)
 		code = c->hooks.ctl(c->hooks.arg, asked, &in->origin, q->command, q->args, q->n_args,
 		                    &text);

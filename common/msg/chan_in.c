@@ -10,6 +10,7 @@
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
+#include "util/version.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,7 +64,7 @@ static struct peer *find_accepted(struct chan *c, const char *name)
 
 /* --- HELLO: a peer connected to us --------------------------------------- */
 
-static void refuse(struct chan *c, const struct incoming *in, const char *reason)
+static void send_refusal(struct chan *c, const struct incoming *in, const char *reason)
 {
 	Pds__Welcome w = PDS__WELCOME__INIT;
 	w.program = c->program;
@@ -71,6 +72,11 @@ static void refuse(struct chan *c, const struct incoming *in, const char *reason
 	w.reason = (char *)reason;
 	w.link = in->m.body ? ((const Pds__Hello *)in->m.body)->nth : 0;
 	chan_send_rid(c, in->s, in->rid, in->rid_len, MSG_WELCOME, &w.base);
+}
+
+static void refuse(struct chan *c, const struct incoming *in, const char *reason)
+{
+	send_refusal(c, in, reason);
 	char what[MSG_NAME_MAX + 330];
 	c->counts.hellos_refused++;
 	snprintf(what, sizeof what, "%s %s", in->m.env->sender, reason);
@@ -173,6 +179,10 @@ static void on_hello(struct chan *c, struct incoming *in)
 {
 	Pds__Hello *h = (Pds__Hello *)in->m.body;
 	char why[320];
+	if (strcmp(h->program, "pdctl") == 0) { /* it only wants to know the protocol */
+		send_refusal(c, in, "pdctl has no links");
+		return;
+	}
 	if (chan_origin_check(c, &in->origin, in->m.env->sender, h->program, h->process, why,
 	                      sizeof why) < 0) {
 		refuse(c, in, why);
@@ -342,11 +352,7 @@ static int join_parts(struct chan *c, struct chan_parts *j, struct incoming *in)
 
 static void deliver(struct chan *c, struct peer *p, struct incoming *in)
 {
-	if (decode_body(c, in) < 0)
-		return;
-	if (in->late_us)
-		chan_fault_late(c, p, in);
-	else
+	if (decode_body(c, in) == 0 && !(c->fault && chan_faults->late(c, p, in)))
 		chan_hand_up(c, p, in);
 }
 
@@ -408,9 +414,9 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 			on_numbered(c, p, in);
 		return;
 	}
+	enum msg_type type = in->m.info->type;
 	deliver(c, p, in);
-	/* if delayed by the fault layer, in->m is gone */
-	if (!in->late_us && in->m.info->type == MSG_HEARTBEAT && in->m.body)
+	if (type == MSG_HEARTBEAT && in->m.body)
 		chan_beat_taken(c, p, (const Pds__Heartbeat *)in->m.body);
 }
 
@@ -455,7 +461,7 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 			on_hello(c, in);
 	} else if (!s->peer && t == MSG_CTL_REQUEST) {
 		if (!has_lost_key(c, in) && decode_body(c, in) == 0)
-			chan_ctl(c, in); /* only on the bound socket */
+			chan_ctl(c, in, NULL); /* only on the bound socket */
 	} else if (s->peer && t == MSG_WELCOME) {
 		if (decode_body(c, in) == 0)
 			on_welcome(c, p, in);
@@ -475,11 +481,12 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 	}
 }
 
-/* Tells a peer of another protocol version why it is refused, or logs it for one that we connected
- * to. The fields of a refusing WELCOME are the same in all versions. */
-static void other_version(struct chan *c, struct incoming *in, const char *why)
+/* Tells a peer or a pdctl of another protocol version why it is refused, or logs it for one that we
+ * connected to. Returns 0 if the message is none that gets such an answer. */
+static int other_version(struct chan *c, struct incoming *in, const char *why)
 {
 	struct err ignored = {0};
+	char text[160];
 	if (!in->s->peer && in->m.info->type == MSG_HELLO) {
 		if (msg_decode_body(&in->m, in->bytes, in->len, &ignored) < 0 && in->m.body) {
 			protobuf_c_message_free_unpacked(in->m.body, NULL);
@@ -488,7 +495,15 @@ static void other_version(struct chan *c, struct incoming *in, const char *why)
 		refuse(c, in, why);
 	} else if (in->s->peer && in->m.info->type == MSG_WELCOME) {
 		on_refused(c, in->s->peer, in, why);
+	} else if (!in->s->peer && in->m.info->type == MSG_CTL_REQUEST && !c->ending &&
+	           !has_lost_key(c, in)) {
+		snprintf(text, sizeof text, "runs protocol %u (version %s), this pdctl speaks %u",
+		         PROTOCOL_VERSION, build_version(), in->m.env->version);
+		chan_ctl(c, in, text);
+	} else {
+		return 0;
 	}
+	return 1;
 }
 
 /* The bytes were written by ZeroMQ's own thread in a way that race detectors do not see as
@@ -523,12 +538,12 @@ void chan_arrived(struct incoming *in, const void *env, size_t env_len)
 	struct chan *c = in->s->c;
 	struct err err = {0};
 	int r = msg_decode_head(env, env_len, in->len, &in->m, &err);
-	if (r == ERR_UNSUPPORTED && in->m.info)
-		other_version(c, in, err.text);
-	if (r < 0)
+	if (r == ERR_UNSUPPORTED && in->m.info && other_version(c, in, err.text))
+		c->counts.bad++;
+	else if (r < 0)
 		count_bad(c, &err);
 	else if (c->fault)
-		chan_fault_in(c, in);
+		chan_faults->in(c, in);
 	else
 		chan_dispatch(c, in);
 	incoming_fini(in);

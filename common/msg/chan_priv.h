@@ -1,12 +1,11 @@
 /* chan_priv.h - shared by chan.c (sockets, sending), chan_in.c (incoming messages), chan_tick.c
- * (timers), chan_name.c (names of hosts), chan_ctl.c (pdctl), chan_bye.c (shutdown), chan_fault.c
- * (injected faults) and chan_ask.c. Private to them. */
+ * (timers), chan_name.c (names of hosts), chan_ctl.c (pdctl), chan_bye.c (shutdown) and
+ * chan_ask.c. Private to them. */
 #ifndef MSG_CHAN_PRIV_H
 #define MSG_CHAN_PRIV_H
 
 #include "msg/chan.h"
 #include "msg/codec.h"
-#include "msg/fault.h"
 #include "msg/link.h"
 #include "util/list.h"
 #include "util/once.h"
@@ -44,12 +43,6 @@ struct sock { /* one ZeroMQ socket on the loop */
 	struct event *again;
 	int takes; /* in chan_take, which looks again by itself */
 	int rests; /* ev is off until `again` comes, as a timer at the latest */
-};
-
-/* Fault layer: the queue of delayed messages of one link in one direction; later ones wait too. */
-struct chan_line {
-	uint64_t until_us;
-	uint32_t n;
 };
 
 /* A body of which some parts are still missing. */
@@ -103,7 +96,6 @@ struct peer {
 	uint64_t link_id; /* Hello.nth of the HELLO that began this link; 0: none */
 	uint32_t their_silence_ms;
 	uint64_t beat_sum, heard_sum; /* hash of the last heartbeat sent, received */
-	struct chan_line lines[2];    /* fault layer, by direction */
 	char refusal[200];
 	struct msg_link link;
 };
@@ -113,8 +105,7 @@ struct incoming {
 	unsigned char rid[RID_MAX];
 	size_t rid_len;
 	struct process_origin origin;
-	uint64_t late_us; /* fault layer: its handler is called this much later */
-	struct msg_in m;  /* the body is decoded only once the peer is known */
+	struct msg_in m; /* the body is decoded only once the peer is known */
 	const unsigned char *bytes;
 	size_t len;         /* of the undecoded body */
 	unsigned char *own; /* bytes, if they must outlive ZeroMQ's frame; else NULL */
@@ -152,22 +143,36 @@ struct chan {
 	struct event *others;
 	int others_wait;
 	struct event *tick;
-	uint64_t tick_at_us;        /* when `tick` is due; UINT64_MAX: not armed */
-	uint64_t active_us;         /* last numbered message of any link, or heartbeat with news */
-	uint64_t hello_n;           /* number of HELLOs sent by this process */
-	struct chan_line strangers; /* fault layer: messages from peers not known yet */
-	int ending;                 /* chan_destroy: all messages but goodbyes are dropped */
+	uint64_t tick_at_us; /* when `tick` is due; UINT64_MAX: not armed */
+	uint64_t active_us;  /* last numbered message of any link, or heartbeat with news */
+	uint64_t hello_n;    /* number of HELLOs sent by this process */
+	int ending;          /* chan_destroy: all messages but goodbyes are dropped */
 	struct chan_counts counts;
 	struct once bad, refused; /* messages; HELLOs, and links that could not be made */
 	struct list asked;        /* pdctl's questions that are not answered yet */
 	unsigned n_asked;
 	/* bytes of pdctl's answers not yet written out; ZeroMQ's thread subtracts */
 	_Atomic size_t answers_bytes;
-	struct fault *fault; /* NULL: no fault layer */
-	struct list held;    /* fault layer: struct held, by time */
-	size_t n_held, held_bytes;
-	struct event *held_ev;
+	void *fault; /* of chan_faults; NULL: there is none */
 };
+
+/* Between the links and the sockets of a test: loses, repeats and delays messages. Called only if
+ * start has set chan.fault. */
+struct chan_faults {
+	int (*start)(struct chan *c, struct err *err);
+	void (*stop)(struct chan *c);
+	/* chan_transmit */
+	int (*out)(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len,
+	           const Pds__Envelope *env, const void *body, size_t len);
+	/* instead of chan_dispatch */
+	void (*in)(struct chan *c, struct incoming *in);
+	/* 1: the handler is called later; in is empty then */
+	int (*late)(struct chan *c, struct peer *p, struct incoming *in);
+	/* drops delayed messages to and from the peer */
+	void (*forget)(struct chan *c, const struct peer *p);
+};
+/* tests/fault/ sets it. NULL in every program that is installed. */
+extern const struct chan_faults *chan_faults;
 
 static inline struct sock *peer_sock(const struct peer *p)
 {
@@ -175,12 +180,12 @@ static inline struct sock *peer_sock(const struct peer *p)
 }
 
 /* chan.c */
-/* Sends one message, through the fault layer if there is one. p: the receiver, if known. 0;
+/* Sends one message. p: the receiver, if known. 0;
  * ERR_FULL: the connection to rid takes nothing more now; ERR_CLOSED: there is no such connection,
  * or the socket does not take it now. */
 int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len,
                   const Pds__Envelope *env, const void *body, size_t len);
-/* The same below the fault layer. chan_put_msg takes over body if it succeeds. */
+/* The same, of bytes. chan_put_msg takes over body if it succeeds. */
 int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
                  zmq_msg_t *body);
 int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
@@ -243,7 +248,8 @@ uint64_t chan_name_due(const struct peer *p);
 void chan_name_tick(struct peer *p, uint64_t now);
 void chan_name_free(struct peer *p);
 /* chan_ctl.c */
-void chan_ctl(struct chan *c, const struct incoming *in);
+/* why: the question is refused without looking at its body; NULL: it is not */
+void chan_ctl(struct chan *c, const struct incoming *in, const char *why);
 void chan_ctl_forget(struct chan *c); /* chan_destroy: frees unanswered questions */
 /* chan_tick.c */
 /* makes the timer check all peers at that time at the latest */
@@ -255,14 +261,5 @@ void chan_tick(evutil_socket_t fd, short what, void *arg);
 /* chan_bye.c */
 void chan_say_goodbye(struct chan *c);
 void chan_goodbye_taken(struct chan *c, struct peer *p, const struct incoming *in);
-/* chan_fault.c: called only if c->fault is set, except start and stop */
-int chan_fault_start(struct chan *c, const char *text, struct err *err);
-void chan_fault_stop(struct chan *c);
-int chan_fault_out(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len,
-                   const Pds__Envelope *env, const void *body, size_t len);
-void chan_fault_in(struct chan *c, struct incoming *in);
-void chan_fault_late(struct chan *c, struct peer *p, struct incoming *in);
-/* drops delayed messages to and from the peer */
-void chan_fault_forget(struct chan *c, const struct peer *p);
 
 #endif

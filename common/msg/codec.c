@@ -1,5 +1,6 @@
 /* codec.c - see codec.h. Input may be any bytes; every error is a return code. */
 #include "msg/codec.h"
+#include "util/wire.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -45,9 +46,14 @@ static int check_sender(const char *sender, struct err *err)
 	return 0;
 }
 
-static int is_ctl(enum msg_type type)
+static int is_ctl(uint32_t type)
 {
 	return type == MSG_CTL_REQUEST || type == MSG_CTL_REPLY;
+}
+
+int msg_is_of_all_versions(uint32_t type)
+{
+	return type == MSG_HELLO || type == MSG_WELCOME || is_ctl(type);
 }
 
 static int check_head(const Pds__Envelope *env, const struct msg_type_info *info, size_t body_len,
@@ -84,7 +90,7 @@ int msg_decode_head(const void *env, size_t env_len, size_t body_len, struct msg
 		return r;
 	const struct msg_type_info *info = msg_type_find(e->type);
 	if (e->version != PROTOCOL_VERSION) {
-		ret->info = e->type == MSG_HELLO || e->type == MSG_WELCOME ? info : NULL;
+		ret->info = msg_is_of_all_versions(e->type) ? info : NULL;
 		return err_set(err, ERR_UNSUPPORTED, "%s speaks protocol version %u, this daemon %u",
 		               e->sender, e->version, PROTOCOL_VERSION);
 	}
@@ -201,7 +207,7 @@ static int check_worker(const Pds__WorkerInfo *w, struct err *err)
 
 static int check_hello(const Pds__Hello *h, struct err *err)
 {
-	const char *texts[] = {h->program, h->process ? h->process->boot_id : ""};
+	const char *texts[] = {h->program, h->process ? h->process->boot_id : "", h->build};
 	int r = check_texts(texts, sizeof texts / sizeof *texts, err);
 	return r < 0 || !h->worker ? r : check_worker(h->worker, err);
 }
@@ -211,6 +217,16 @@ static int check_tokens(const Pds__Tokens *t, struct err *err)
 	for (size_t i = 0; i < t->n_sequences; i++)
 		if (t->sequences[i]->attempt == 0)
 			return err_set(err, ERR_CORRUPT, "sequence %zu without an attempt number", i);
+	return 0;
+}
+
+static int check_take(const Pds__PipelineTake *t, struct err *err)
+{
+	if (!t->stage || t->stage >= t->stages)
+		return err_set(err, ERR_CORRUPT, "stage %u of %u", t->stage, t->stages);
+	if (!t->port || t->port > UINT16_MAX || !t->ticket || t->secret.len != WIRE_SECRET_BYTES)
+		return err_set(err, ERR_CORRUPT, "a ticket of %zu bytes for port %u, expected %u",
+		               t->secret.len, t->port, WIRE_SECRET_BYTES);
 	return 0;
 }
 
@@ -244,6 +260,7 @@ int msg_validate(const struct msg_type_info *info, const ProtobufCMessage *body,
 		return AS(WorkerUpdate)->worker ? check_worker(AS(WorkerUpdate)->worker, err)
 		                                : need(NULL, "worker", err);
 	case MSG_PEERS: return check_peers(AS(Peers), err);
+	case MSG_PIPELINE_TAKE: return check_take(AS(PipelineTake), err);
 	case MSG_POOLS:
 		return AS(Pools)->n_pools > 1024
 		           ? err_set(err, ERR_CORRUPT, "%zu pools, allowed 1024", AS(Pools)->n_pools)

@@ -24,8 +24,12 @@ struct msg_in {
 	ProtobufCMessage *body;
 };
 
+/* HELLO, WELCOME, CTL_REQUEST and CTL_REPLY: the fields that PROTOCOL.md names under "Another
+ * protocol" are the same in all versions. */
+int msg_is_of_all_versions(uint32_t type);
 /* Decodes the envelope of a message with body_len bytes of body. ERR_UNSUPPORTED: another protocol
- * version (ret->env is set; ret->info too if it is a HELLO or a WELCOME) or an unknown type;
+ * version (ret->env is set; ret->info too if its type has a form for all versions:
+ * msg_is_of_all_versions) or an unknown type;
  * ERR_CORRUPT: any other error. Call msg_in_fini also after an error. */
 int msg_decode_head(const void *env, size_t env_len, size_t body_len, struct msg_in *ret,
                     struct err *err);

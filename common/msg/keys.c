@@ -34,8 +34,8 @@ struct key_file {
 	int has_name, has_role, has_public, has_secret;
 };
 
-static const char *const role_names[KEY_ROLES] = {"router", "worker", "messager", "storage",
-                                                  "operator"};
+static const char *const role_names[KEY_ROLES] = {"router",  "worker",   "messager",
+                                                  "storage", "operator", "rank"};
 
 const char *key_role_name(enum key_role r)
 {
@@ -59,7 +59,8 @@ int key_role_of_program(const char *program, enum key_role *ret)
 		enum key_role role;
 	} table[] = {{"pdrouterd", KEY_ROUTER},   {"pdprefilld", KEY_WORKER},
 	             {"pddecoded", KEY_WORKER},   {"pdmessagerd", KEY_MESSAGER},
-	             {"pdstoraged", KEY_STORAGE}, {"pdctl", KEY_OPERATOR}};
+	             {"pdstoraged", KEY_STORAGE}, {"pdrank", KEY_RANK},
+	             {"pdctl", KEY_OPERATOR}};
 	for (size_t i = 0; i < sizeof table / sizeof *table; i++)
 		if (strcmp(program, table[i].program) == 0) {
 			*ret = table[i].role;

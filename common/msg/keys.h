@@ -25,7 +25,15 @@
 #define KEY_FILE_BYTES 2048u
 #define KEYS_NAME_MAX 47u /* as of daemons */
 
-enum key_role { KEY_ROUTER, KEY_WORKER, KEY_MESSAGER, KEY_STORAGE, KEY_OPERATOR, KEY_ROLES };
+enum key_role {
+	KEY_ROUTER,
+	KEY_WORKER,
+	KEY_MESSAGER,
+	KEY_STORAGE,
+	KEY_OPERATOR,
+	KEY_RANK,
+	KEY_ROLES
+};
 
 struct key {
 	char name[KEYS_NAME_MAX + 1];

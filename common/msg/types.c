@@ -24,11 +24,8 @@ int msg_type_is_from(const struct msg_type_info *info, const char *program)
 	static const struct {
 		const char *program;
 		unsigned from;
-	} table[] = {{"pdrouterd", FROM_R},
-	             {"pdprefilld", FROM_W},
-	             {"pddecoded", FROM_W},
-	             {"pdmessagerd", FROM_M},
-	             {"pdstoraged", FROM_S}};
+	} table[] = {{"pdrouterd", FROM_R},   {"pdprefilld", FROM_W}, {"pddecoded", FROM_W},
+	             {"pdmessagerd", FROM_M}, {"pdstoraged", FROM_S}, {"pdrank", FROM_K}};
 	for (size_t i = 0; i < sizeof table / sizeof *table; i++)
 		if (strcmp(table[i].program, program) == 0)
 			return (info->from & table[i].from) != 0;

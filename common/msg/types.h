@@ -21,11 +21,12 @@ enum msg_flags {
 
 /* Which programs may send the type; their names are those in HELLO and WELCOME. */
 enum msg_from {
-	FROM_R = 1, /* routers */
-	FROM_W = 2, /* workers, prefill and decode: a worker's role may change */
-	FROM_M = 4, /* messagers */
-	FROM_S = 8, /* storage */
-	FROM_ANY = 15
+	FROM_R = 1,  /* routers */
+	FROM_W = 2,  /* workers, prefill and decode: a worker's role may change */
+	FROM_M = 4,  /* messagers */
+	FROM_S = 8,  /* storage */
+	FROM_K = 16, /* ranks: processes that can be a stage of a worker's pipeline */
+	FROM_ANY = 31
 };
 
 #define MSG_TYPES(X)                                                                    \
@@ -39,6 +40,7 @@ enum msg_from {
 	X(CTL_REQUEST, 8, ctl_request, MSG_LINK, FROM_ANY)                                  \
 	X(CTL_REPLY, 9, ctl_reply, MSG_LINK, FROM_ANY)                                      \
 	X(WORKER_UPDATE, 10, worker_update, MSG_NUMBERED, FROM_W)                           \
+	X(PIPELINE_TAKE, 11, pipeline_take, MSG_NUMBERED, FROM_W)                           \
 	X(REQUEST_SUBMIT, 16, submit, MSG_NUMBERED | MSG_REQUEST, FROM_R)                   \
 	X(REQUEST_CANCEL, 17, cancel, MSG_NUMBERED | MSG_REQUEST, FROM_R | FROM_W)          \
 	X(REQUEST_FIRST_TOKEN, 18, first_token, MSG_NUMBERED | MSG_REQUEST, FROM_W)         \

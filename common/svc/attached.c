@@ -206,9 +206,10 @@ static void log_attached(const struct attached_memory *m)
 	char layout[KV_LAYOUT_TEXT_MAX];
 	kv_layout_text(&m->layout, layout, sizeof layout);
 	log_notice("worker_attached",
-	           "worker=%s epoch=%016llx blocks=%u block_bytes=%zu parts=%u ring_slots=%u layout=%s",
+	           "worker=%s epoch=%016llx blocks=%u block_bytes=%zu parts=%u stages=%u ring_slots=%u "
+	           "layout=%s",
 	           log_quote(h->name), (unsigned long long)h->epoch, h->blocks, m->layout.block_bytes,
-	           h->parts, h->ring_slots, log_quote(layout));
+	           h->parts, h->stages, h->ring_slots, log_quote(layout));
 }
 
 /* Receives the hello and replies. */

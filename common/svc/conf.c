@@ -95,6 +95,7 @@ static int value_parse(const struct conf_key *k, const char *s, struct conf_valu
 	case CONF_INT: return parse_int(v, s);
 	case CONF_FLOAT: return parse_float(v, s);
 	case CONF_STRING: v->text = mem_strdup(s); return 0;
+	case CONF_REMOVED: break;
 	case CONF_LIST:
 		for (s += strspn(s, ITEM_GAPS); *s; s += strspn(s, ITEM_GAPS)) {
 			size_t n = strcspn(s, ITEM_GAPS);
@@ -113,6 +114,18 @@ static const char *type_name(enum conf_type t)
 	                                    "a text in double quotes",
 	                                    "a list of texts: [ \"a\", \"b\" ]"};
 	return names[t];
+}
+
+void conf_default_parse(const struct conf_key *k, struct conf_default *ret)
+{
+	const char *def = k->def ? k->def : "", *more = strstr(def, "; ");
+	*ret = (struct conf_default){0};
+	if (more &&
+	    sscanf(more, "; %63[^=]=%63[^:]: %63s", ret->if_key, ret->if_value, ret->other) != 3)
+		PANIC("configuration key \"%s\" has the default \"%s\"", k->name, def);
+	size_t n = more ? (size_t)(more - def) : strlen(def);
+	CHECK(n < sizeof ret->first);
+	memcpy(ret->first, def, n);
 }
 
 static int has_range(const struct conf_key *k)
@@ -171,6 +184,7 @@ static int in_range(const struct conf_key *k, const struct conf_value *v)
 		x = (double)strlen(v->text);
 		break;
 	case CONF_LIST: x = (double)v->n_items; break;
+	case CONF_REMOVED: return 0;
 	}
 	return x >= k->min && x <= upper(k);
 }
@@ -221,6 +235,7 @@ static int is_kind(enum conf_type want, const config_setting_t *s)
 	case CONF_FLOAT: return t == CONFIG_TYPE_FLOAT || t == CONFIG_TYPE_INT64;
 	case CONF_STRING: return t == CONFIG_TYPE_STRING;
 	case CONF_LIST: return t == CONFIG_TYPE_ARRAY || t == CONFIG_TYPE_LIST;
+	case CONF_REMOVED: break;
 	}
 	return 0;
 }
@@ -266,16 +281,23 @@ static int set_list(struct conf_entry *e, const config_setting_t *s, const char 
 	return 0;
 }
 
+static int unknown_key(const struct conf *c, const char *name, const char *source, struct err *err)
+{
+	for (size_t i = 0; i < c->n_gone; i++)
+		if (strcmp(c->gone[i]->name, name) == 0)
+			return err_set(err, ERR_INVALID, "%s: the key \"%.100s\" exists no more: %s", source,
+			               name, c->gone[i]->help);
+	const char *near = conf_entry_near(c, name);
+	return err_set(err, ERR_INVALID, "%s: unknown key \"%.100s\"%s%s%s", source, name,
+	               near ? "; did you mean \"" : "", near ? near : "", near ? "\"?" : "");
+}
+
 static int set_from_file(struct conf *c, const config_setting_t *s, const char *source,
                          struct err *err)
 {
 	struct conf_entry *e = conf_entry_find(c, config_setting_name(s));
-	if (!e) {
-		const char *near = conf_entry_near(c, config_setting_name(s));
-		return err_set(err, ERR_INVALID, "%s: unknown key \"%.100s\"%s%s%s", source,
-		               config_setting_name(s), near ? "; did you mean \"" : "", near ? near : "",
-		               near ? "\"?" : "");
-	}
+	if (!e)
+		return unknown_key(c, config_setting_name(s), source, err);
 	char text[STRING_MAX + 2];
 	setting_text(s, text, sizeof text);
 	if (!is_kind(e->key->type, s))
@@ -308,10 +330,7 @@ static int set_override(struct conf *c, const char *o, struct err *err)
 		return err_set(err, ERR_INVALID, "option -o %.100s: want key=value", o);
 	char *key = mem_printf("%.*s", (int)(eq - o), o);
 	struct conf_entry *e = conf_entry_find(c, key);
-	const char *near = e ? NULL : conf_entry_near(c, key);
-	int r = e ? set_text(e, eq + 1, "option -o", err)
-	          : err_set(err, ERR_INVALID, "option -o: unknown key \"%.100s\"%s%s%s", key,
-	                    near ? "; did you mean \"" : "", near ? near : "", near ? "\"?" : "");
+	int r = e ? set_text(e, eq + 1, "option -o", err) : unknown_key(c, key, "option -o", err);
 	free(key);
 	return r;
 }
@@ -325,6 +344,11 @@ static int is_required(const struct conf_key *k)
 
 static void set_default(struct conf *c, const struct conf_key *k)
 {
+	if (k->type == CONF_REMOVED) {
+		c->gone = mem_grow(c->gone, c->n_gone + 1, sizeof *c->gone);
+		c->gone[c->n_gone++] = k;
+		return;
+	}
 	if (conf_entry_find(c, k->name))
 		PANIC("configuration key \"%s\" is defined twice", k->name);
 	c->entries = mem_grow(c->entries, c->n + 1, sizeof *c->entries);
@@ -332,10 +356,39 @@ static void set_default(struct conf *c, const struct conf_key *k)
 	memset(e, 0, sizeof *e);
 	e->key = k;
 	struct err err;
+	struct conf_default def;
+	conf_default_parse(k, &def);
 	if (is_required(k))
 		e->value = (struct conf_value){.text = mem_strdup(""), .source = mem_strdup("missing")};
-	else if (set_text(e, k->def ? k->def : "", "default", &err) < 0)
+	else if (set_text(e, def.first, "default", &err) < 0)
 		PANIC("configuration table: %s", err.text);
+	e->value.is_default = !is_required(k);
+}
+
+void conf_set_default(struct conf *c, const char *key, const char *text, const char *source)
+{
+	struct conf_entry *e = conf_entry_find(c, key);
+	struct err err;
+	if (!e)
+		PANIC("configuration key \"%s\" is in no table", key);
+	if (!e->value.is_default)
+		return;
+	if (set_text(e, text, source, &err) < 0)
+		PANIC("configuration table: %s", err.text);
+	e->value.is_default = 1;
+}
+
+static void set_other_defaults(struct conf *c)
+{
+	for (size_t i = 0; i < c->n; i++) {
+		struct conf_default def;
+		conf_default_parse(c->entries[i].key, &def);
+		if (!*def.if_key || strcmp(conf_str(c, def.if_key), def.if_value) != 0)
+			continue;
+		char *source = mem_printf("default of %s %s", def.if_key, def.if_value);
+		conf_set_default(c, c->entries[i].key->name, def.other, source);
+		free(source);
+	}
 }
 
 static int check_required(const struct conf *c, struct err *err)
@@ -368,6 +421,7 @@ int conf_load(const struct conf_key *const *tables, const char *path, char *cons
 		conf_destroy(&c);
 		return r;
 	}
+	set_other_defaults(c);
 	*ret_c = c;
 	return 0;
 }
@@ -383,6 +437,7 @@ void conf_destroy(struct conf **cp)
 		free(c->overrides[i]);
 	free(c->overrides);
 	free(c->entries);
+	free(c->gone);
 	free(c->path);
 	free(c);
 	*cp = NULL;
@@ -401,7 +456,8 @@ static void exchange(struct conf *c, struct conf *fresh, char **changed, char **
 {
 	for (size_t i = 0; i < c->n; i++) {
 		struct conf_entry *old = &c->entries[i], *new = &fresh->entries[i];
-		if (strcmp(old->value.text, new->value.text) == 0)
+		if (strcmp(old->value.text, new->value.text) == 0 ||
+		    (old->value.is_default && new->value.is_default)) /* conf_set_default */
 			continue;
 		int may = old->key->flags & CONF_RELOADABLE;
 		if (changed)
@@ -417,10 +473,12 @@ static void exchange(struct conf *c, struct conf *fresh, char **changed, char **
 int conf_reload(struct conf *c, conf_apply apply, void *arg, char **ret_changed, char **ret_refused,
                 struct err *err)
 {
-	struct conf_key *all = mem_array(c->n + 1, sizeof *all);
+	struct conf_key *all = mem_array(c->n + c->n_gone + 1, sizeof *all);
 	const struct conf_key *const tables[] = {all, NULL};
 	for (size_t i = 0; i < c->n; i++)
 		all[i] = *c->entries[i].key;
+	for (size_t i = 0; i < c->n_gone; i++)
+		all[c->n + i] = *c->gone[i];
 	struct conf *fresh;
 	int r = conf_load(tables, c->path, c->overrides, c->n_overrides, &fresh, err);
 	if (r < 0) {

@@ -60,6 +60,44 @@ int conf_list(const struct conf *c, const char *key, const char *const **ret_ite
 	return (int)e->value.n_items;
 }
 
+static uint64_t choice_number(const char *choices, const char *text)
+{
+	size_t len = strlen(text);
+	for (uint64_t n = 0;; n++) {
+		size_t l = strcspn(choices, "|");
+		if (l == len && memcmp(choices, text, l) == 0)
+			return n;
+		CHECK(choices[l]); /* value_check has let it pass */
+		choices += l + 1;
+	}
+}
+
+void conf_fill(const struct conf *c, const struct conf_key *keys, void *ret)
+{
+	for (const struct conf_key *k = keys; k->name; k++) {
+		if (k->at.kind == CONF_NOWHERE)
+			continue; /* also a removed key */
+		const struct conf_value *v = &get(c, k->name, k->type)->value;
+		uint64_t n = k->choices ? choice_number(k->choices, v->text)
+		                        : (uint64_t)v->integer * k->at.times;
+		void *to = (char *)ret + k->at.offset;
+		switch (k->at.kind) {
+		case CONF_NOWHERE: break;
+		case CONF_INT32:
+			CHECK(n <= INT32_MAX);
+			*(int *)to = (int)n;
+			break;
+		case CONF_UINT32:
+			CHECK(n <= UINT32_MAX);
+			*(uint32_t *)to = (uint32_t)n;
+			break;
+		case CONF_UINT64: *(uint64_t *)to = n; break;
+		case CONF_DOUBLE: *(double *)to = v->real; break;
+		case CONF_TEXT: *(const char **)to = v->text; break;
+		}
+	}
+}
+
 /* --- JSON ---------------------------------------------------------------- */
 
 static void json_text(struct buf *out, const char *s)
@@ -83,6 +121,19 @@ static void json_value(struct buf *out, const struct conf_key *k, const struct c
 	}
 }
 
+/* The default that the values of other keys lead to. */
+static void json_default(struct buf *out, const struct conf *c, const struct conf_entry *e)
+{
+	struct conf_default def;
+	conf_default_parse(e->key, &def);
+	if (e->value.is_default)
+		json_text(out, e->value.text);
+	else if (*def.if_key && strcmp(conf_str(c, def.if_key), def.if_value) == 0)
+		json_text(out, def.other);
+	else
+		json_text(out, def.first);
+}
+
 void conf_json(const struct conf *c, struct buf *out)
 {
 	static const char *const types[] = {"bool", "int", "float", "string", "list"};
@@ -95,7 +146,7 @@ void conf_json(const struct conf *c, struct buf *out)
 		buf_adds(out, ":{\"value\":");
 		json_value(out, k, v);
 		buf_printf(out, ",\"type\":\"%s\",\"default\":", types[k->type]);
-		json_text(out, k->def ? k->def : "");
+		json_default(out, c, &c->entries[i]);
 		buf_adds(out, ",\"unit\":");
 		json_text(out, k->unit ? k->unit : "");
 		buf_printf(out, ",\"min\":%.16g,\"max\":%.16g,\"help\":", k->min, k->max);
@@ -114,9 +165,8 @@ void conf_json(const struct conf *c, struct buf *out)
 
 /* --- a commented file ---------------------------------------------------- */
 
-static void help_default(const struct conf_key *k, struct buf *out)
+static void help_default(const struct conf_key *k, const char *def, struct buf *out)
 {
-	const char *def = k->def ? k->def : "";
 	if (k->type == CONF_STRING) {
 		json_text(out, def);
 	} else if (k->type == CONF_LIST) {
@@ -159,8 +209,13 @@ static int begins_with_name(const char *help)
 
 static void help_key(const struct conf_key *k, struct buf *out)
 {
-	char range[256], *line;
+	char range[256], other[256] = "", *line;
+	struct conf_default def;
 	conf_range_text(k, range, sizeof range);
+	conf_default_parse(k, &def);
+	if (*def.if_key)
+		snprintf(other, sizeof other, " Default with %s %s: %s.", def.if_key, def.if_value,
+		         def.other);
 	const char *help = k->help ? k->help : "";
 	size_t n = strlen(help);
 	while (n && help[n - 1] == '.')
@@ -170,14 +225,15 @@ static void help_key(const struct conf_key *k, struct buf *out)
 	int first = begins_with_name(help) ? *help : toupper((unsigned char)*help);
 	struct buf b;
 	buf_init(&b, 0);
-	buf_printf(&b, "%c%.*s.%s%s%s%s%s", n ? first : '?', n ? (int)n - 1 : 0, n ? help + 1 : "",
-	           *range ? " Range: " : "", range, *range ? "." : "", required ? " Must be set." : "",
+	buf_printf(&b, "%c%.*s.%s%s%s%s%s%s", n ? first : '?', n ? (int)n - 1 : 0, n ? help + 1 : "",
+	           *range ? " Range: " : "", range, *range ? "." : "", other,
+	           required ? " Must be set." : "",
 	           k->flags & CONF_RELOADABLE ? " SIGHUP reloads it." : "");
 	line = b.data;
 	comment(out, line);
 	buf_fini(&b);
 	buf_printf(out, "#%s = ", k->name);
-	help_default(k, out);
+	help_default(k, def.first, out);
 	buf_adds(out, ";\n\n");
 }
 
@@ -185,5 +241,6 @@ void conf_help(const struct conf_key *const *tables, struct buf *out)
 {
 	for (; *tables; tables++)
 		for (const struct conf_key *k = *tables; k->name; k++)
-			help_key(k, out);
+			if (k->type != CONF_REMOVED)
+				help_key(k, out);
 }

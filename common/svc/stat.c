@@ -7,18 +7,20 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* Upper bounds of the histogram's buckets; the last bucket is unbounded. */
-static const uint64_t bound_us[] = {100,     250,     500,     1000,     2500,     5000,
-                                    10000,   25000,   50000,   100000,   250000,   500000,
-                                    1000000, 2500000, 5000000, 10000000, 30000000, 60000000};
-static const char *const bound_text[] = {"0.0001", "0.00025", "0.0005", "0.001", "0.0025", "0.005",
-                                         "0.01",   "0.025",   "0.05",   "0.1",   "0.25",   "0.5",
-                                         "1",      "2.5",     "5",      "10",    "30",     "60"};
-#define BOUNDS (sizeof bound_us / sizeof *bound_us)
+/* Upper bounds of the histograms' buckets, durations in microseconds; the last bucket is
+ * unbounded. */
+#define BOUNDS 18u
+static const uint64_t bound_us[BOUNDS] = {100,     250,     500,     1000,     2500,     5000,
+                                          10000,   25000,   50000,   100000,   250000,   500000,
+                                          1000000, 2500000, 5000000, 10000000, 30000000, 60000000};
+static const uint64_t bound_size[BOUNDS] = {1,     2,     5,     10,     20,     50,
+                                            100,   200,   500,   1000,   2000,   5000,
+                                            10000, 20000, 50000, 100000, 200000, 500000};
 
 struct cell {
-	_Atomic uint64_t value;              /* counter, gauge; histogram: sum in microseconds */
+	_Atomic uint64_t value;              /* counter, gauge; histogram: sum */
 	_Atomic uint64_t bucket[BOUNDS + 1]; /* histogram: observations, not cumulative */
 };
 
@@ -68,14 +70,28 @@ void stat_set_value(struct stat_set *s, unsigned i, int64_t v)
 	atomic_store_explicit(&cell(s, i, STAT_GAUGE)->value, (uint64_t)v, memory_order_relaxed);
 }
 
+static void observe(struct cell *c, const uint64_t *bounds, uint64_t v)
+{
+	unsigned b = 0;
+	while (b < BOUNDS && v > bounds[b])
+		b++;
+	atomic_fetch_add_explicit(&c->value, v, memory_order_relaxed);
+	atomic_fetch_add_explicit(&c->bucket[b], 1, memory_order_relaxed);
+}
+
 void stat_observe_us(struct stat_set *s, unsigned i, uint64_t us)
 {
-	struct cell *c = cell(s, i, STAT_SECONDS);
-	unsigned b = 0;
-	while (b < BOUNDS && us > bound_us[b])
-		b++;
-	atomic_fetch_add_explicit(&c->value, us, memory_order_relaxed);
-	atomic_fetch_add_explicit(&c->bucket[b], 1, memory_order_relaxed);
+	observe(cell(s, i, STAT_SECONDS), bound_us, us);
+}
+
+void stat_observe(struct stat_set *s, unsigned i, uint64_t n)
+{
+	observe(cell(s, i, STAT_SIZES), bound_size, n);
+}
+
+static int is_histogram(enum stat_type type)
+{
+	return type == STAT_SECONDS || type == STAT_SIZES;
 }
 
 static uint64_t load(const _Atomic uint64_t *v)
@@ -87,7 +103,7 @@ uint64_t stat_get(const struct stat_set *s, unsigned i)
 {
 	CHECK(i < s->n);
 	const struct cell *c = &s->cells[i];
-	if (s->defs[i].type != STAT_SECONDS)
+	if (!is_histogram(s->defs[i].type))
 		return load(&c->value);
 	uint64_t count = 0;
 	for (unsigned b = 0; b <= BOUNDS; b++)
@@ -107,32 +123,62 @@ static void line_seconds(uint64_t us, struct buf *out)
 	           (unsigned long long)(us % 1000000));
 }
 
-static void render_histogram(const char *name, const struct cell *c, const char *labels,
-                             struct buf *out)
+static void render_histogram(const char *name, const struct cell *c, enum stat_type type,
+                             const char *labels, struct buf *out)
 {
 	uint64_t count = 0;
 	for (unsigned b = 0; b <= BOUNDS; b++) {
 		count += load(&c->bucket[b]);
-		buf_printf(out, "%s_bucket{%s%sle=\"%s\"} %llu\n", name, labels, *labels ? "," : "",
-		           b < BOUNDS ? bound_text[b] : "+Inf", (unsigned long long)count);
+		buf_printf(out, "%s_bucket{%s%sle=\"", name, labels, *labels ? "," : "");
+		if (b == BOUNDS)
+			buf_adds(out, "+Inf");
+		else if (type == STAT_SECONDS)
+			buf_printf(out, "%g", (double)bound_us[b] / 1e6);
+		else
+			buf_add_uint(out, bound_size[b]);
+		buf_printf(out, "\"} %llu\n", (unsigned long long)count);
 	}
 	line_begin(name, "_sum", labels, out);
-	line_seconds(load(&c->value), out);
+	if (type == STAT_SECONDS)
+		line_seconds(load(&c->value), out);
+	else
+		buf_printf(out, "%llu\n", (unsigned long long)load(&c->value));
 	line_begin(name, "_count", labels, out);
 	buf_printf(out, "%llu\n", (unsigned long long)count);
 }
 
+static const char *const type_names[] = {"counter", "gauge", "histogram", "counter", "histogram"};
+
+/* A name with a colon is another server's, whole. */
+static const char *prefix_of(const struct stat_def *d, const char *prefix)
+{
+	return strchr(d->name, ':') ? "" : prefix;
+}
+
+void stat_render_head(const struct stat_def *d, const char *prefix, struct buf *out)
+{
+	prefix = prefix_of(d, prefix);
+	buf_printf(out, "# HELP %s%s %s\n# TYPE %s%s %s\n", prefix, d->name, d->help, prefix, d->name,
+	           type_names[d->type]);
+}
+
+void stat_describe(const struct stat_def *d, const char *prefix, const char *labels,
+                   struct buf *out)
+{
+	buf_printf(out, "%s%s{%s} %s: %s\n", prefix_of(d, prefix), d->name, labels, type_names[d->type],
+	           d->help);
+}
+
 void stat_render(const struct stat_set *s, const char *prefix, const char *labels, struct buf *out)
 {
-	static const char *const types[] = {"counter", "gauge", "histogram", "counter"};
 	char name[128];
 	for (unsigned i = 0; i < s->n; i++) {
 		const struct stat_def *d = &s->defs[i];
 		uint64_t v = load(&s->cells[i].value);
-		snprintf(name, sizeof name, "%s%s", prefix, d->name);
-		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, d->help, name, types[d->type]);
-		if (d->type == STAT_SECONDS) {
-			render_histogram(name, &s->cells[i], labels, out);
+		snprintf(name, sizeof name, "%s%s", prefix_of(d, prefix), d->name);
+		stat_render_head(d, prefix, out);
+		if (is_histogram(d->type)) {
+			render_histogram(name, &s->cells[i], d->type, labels, out);
 			continue;
 		}
 		line_begin(name, "", labels, out);

@@ -7,6 +7,7 @@
  * status 1. Until `start` has returned the process ends without freeing anything, because a
  * daemon's threads may run already. */
 #include "msg/codec.h"
+#include "msg/resolve.h"
 #include "svc/svc_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -33,8 +34,8 @@
 #define LAST_WORDS_S 1 /* between `expire` and the end of the loop, at most */
 #define STOP_S (END_GRACE_S + 1)
 #define IDLE_TICK_US 20000
+#define START_GOOD_US 10000000u   /* a daemon that ends before has had a bad start */
 #define DESCRIPTORS_RESERVED 256u /* own files, and three per link to another daemon */
-#define LOG_WAIT_MS 300           /* at the end, for lines that are not yet written */
 #define TRIM_TICK_US 1000000u
 #define TRIM_IDLE_US (8 * TRIM_TICK_US) /* longest interval, while memory does not change */
 #define DISPATCH_US 4000 /* for the events of one turn; the one that is running ends first */
@@ -44,68 +45,68 @@
 
 static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0,
-     "Name of this daemon; only one process per name and run directory can run", NULL},
+     "Name of this daemon; only one process per name and run directory can run", NULL,
+     CONF_BY_NAME},
 	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0,
-     "Directory of sockets and lock files, created if missing", NULL},
+     "Directory of sockets and lock files, created if missing", NULL, CONF_BY_NAME},
 	{"endpoint", CONF_STRING, "", 0, 256, "", 0,
      "ZeroMQ address that daemons of this host and pdctl connect to: ipc://PATH; empty: "
      "ipc://RUNDIR/NAME.ipc",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"listen", CONF_STRING, "", 0, 256, "", 0,
      "address, tcp://ADDRESS:PORT, where daemons of other hosts connect, authenticated by keys; "
      "empty: links "
      "on this host only",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"advertise", CONF_STRING, "", 0, 140, "", 0,
      "HOST:PORT where daemons of other hosts reach `listen`; empty: the address of `listen`, which "
      "must not be a wildcard then, except for routers and storage",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"keys", CONF_STRING, "/etc/pdserve/keys", 1, 256, "", 0,
      "Folder with this daemon's key, NAME.secret, and the known keys of others (pdctl keygen)",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"dns_servers", CONF_STRING, "", 0, 256, "", 0,
      "Name servers to ask instead of those of /etc/resolv.conf: ADDRESS[:PORT], separated by "
      "commas",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"control_group", CONF_STRING, "", 0, 64, "", 0,
      "Group whose members may use the pdctl commands that change something or show the "
      "configuration; the daemon's own user and root always may",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"metrics_listen", CONF_STRING, "", 0, 255, "HOST:PORT", 0,
      "where Prometheus reads /metrics of this daemon (and /health), without a key; with a + after "
      "the port the number at the end of the name is added to it (decode-3, 127.0.0.1:9600+: 9603); "
      "empty: nowhere",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"log_level", CONF_STRING, "info", 0, 0, "", 1,
      "Lowest level of events that are logged; notice: a request leaves one line, info: its steps",
-     "debug|info|notice|warn|error"},
+     "debug|info|notice|warn|error", CONF_BY_NAME},
 	{"log_file", CONF_STRING, "", 0, 4000, "", 0,
      "File for the log, and for all else that goes to stderr; empty: stderr itself (the journal "
      "under systemd)",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"log_file_max_mb", CONF_INT, "64", 0, 1048576, "MiB", 0,
      "Size at which log_file is renamed to LOG_FILE.1, which replaces the one before, and a new "
      "one "
      "starts; 0: no limit",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0,
      "Interval of heartbeats between routers and workers at work; five times that without work",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"silence_ms", CONF_INT, "2000", 100, 600000, "ms", 0,
      "A connected daemon that sends nothing for this long is considered down; on one host twice "
      "that without work, 5 times if neither is a router",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"stop_timeout_ms", CONF_INT, "5000", 0, 600000, "ms", 1,
-     "After SIGTERM: how long running work may take to finish or move away", NULL},
+     "After SIGTERM: how long running work may take to finish or move away", NULL, CONF_BY_NAME},
 	{"window_messages", CONF_INT, "65536", 16, 1048576, "messages", 0,
      "Unacknowledged messages kept per link; beyond it the link is considered stuck and work for "
      "it "
      "fails",
-     NULL},
-	{"fault", CONF_STRING, "", 0, 1000, "", 0,
-     "For tests only: loses, repeats or delays messages on purpose, e.g. \"seed=7 drop=2% "
-     "delay=5%:1-20ms\" (rules: common/msg/fault.h)",
-     NULL},
+     NULL, CONF_BY_NAME},
+	CONF_GONE("fault",
+              "only the daemons of `make faulty` lose messages on purpose (PDSERVE_FAULT); remove "
+              "the key"),
 	CONF_END,
 };
 
@@ -218,6 +219,8 @@ void svc_drain_begin(struct svc *s, const char *why)
 	if (s->draining)
 		return;
 	s->draining = 1;
+	if (s->exit_status == 0)
+		svc_start_done();
 	uint64_t timeout_us = (uint64_t)conf_int(s->conf, "stop_timeout_ms") * 1000;
 	s->stop_at_us = clock_us() + timeout_us;
 	log_notice("stopping", "why=%s timeout_us=%llu", log_quote(why),
@@ -249,7 +252,7 @@ static void on_stop_signal(evutil_socket_t sig, short what, void *arg)
 	(void)what;
 	if (s->draining) {
 		log_warn("stopped_at_once", "why=\"a second signal\"");
-		log_stop(LOG_WAIT_MS);
+		log_stop(SVC_LOG_WAIT_MS);
 		_exit(128 + (int)sig);
 	}
 	svc_drain_begin(s, sig == SIGINT ? "SIGINT" : "SIGTERM");
@@ -398,6 +401,21 @@ static int setup_base(struct svc *s, struct err *err)
 	return svc_posts_start(s, err);
 }
 
+void svc_set_hooks(struct svc *s, const struct svc_hooks *hooks)
+{
+	s->hooks = hooks;
+	for (unsigned i = 0; i < SVC_MESSAGE_TYPES; i++) {
+		s->dispatch[i] = NULL;
+		s->from[i] = 0;
+	}
+	for (const struct svc_msg *m = hooks->messages; m && m->fn; m++) {
+		CHECK((unsigned)m->type < SVC_MESSAGE_TYPES);
+		s->dispatch[m->type] = m->fn;
+	}
+	for (const struct svc_from *f = hooks->from; f && f->type; f++)
+		s->from[f->type] = f->tag;
+}
+
 static int setup_chan(struct svc *s, struct err *err)
 {
 	const struct chan_hooks hooks = {.arg = s,
@@ -422,14 +440,8 @@ static int setup_chan(struct svc *s, struct err *err)
 		.window_bytes = 256u << 20,
 		.peers_max = MSG_PEERS_MAX,
 		.message_bytes_max = 16u << 20,
-		.fault = conf_str(s->conf, "fault"),
 	};
-	for (const struct svc_msg *m = s->hooks->messages; m && m->fn; m++) {
-		CHECK((unsigned)m->type < SVC_MESSAGE_TYPES);
-		s->dispatch[m->type] = m->fn;
-	}
-	for (const struct svc_from *f = s->hooks->from; f && f->type; f++)
-		s->from[f->type] = f->tag;
+	svc_set_hooks(s, s->hooks);
 	return chan_new(s->base, &opts, &hooks, &s->chan, err);
 }
 
@@ -535,16 +547,17 @@ static int setup_names(struct svc *s, struct err *err)
 	return find_group(conf_str(s->conf, "control_group"), &s->control_gid, err);
 }
 
-static int not_checked(const struct svc *s, const char *path)
+static int unreadable(const char *key, const char *path, struct err *err)
 {
-	fprintf(stderr, "%s: not checked: %s: %s\n", s->hooks->program, path, strerror(errno));
-	return 0;
+	int no = errno;
+	return err_set(err, ERR_IO, "%s: %s: %s%s", key, path, strerror(no),
+	               no == EACCES ? "; check it as the user that the daemon runs as" : "");
 }
 
-int svc_can_read(const struct svc *s, const char *key)
+int svc_check_file(const struct svc *s, const char *key, struct err *err)
 {
 	const char *path = conf_str(s->conf, key);
-	return !*path || access(path, R_OK) == 0 || not_checked(s, path);
+	return !*path || access(path, R_OK) == 0 ? 0 : unreadable(key, path, err);
 }
 
 static int check_keys(struct svc *s, struct err *err)
@@ -553,7 +566,7 @@ static int check_keys(struct svc *s, struct err *err)
 	secret_path(s, path, sizeof path);
 	if (access(path, R_OK) == 0)
 		return open_keys(s, err);
-	return *conf_str(s->conf, "listen") || errno != ENOENT ? not_checked(s, path) : 0;
+	return *conf_str(s->conf, "listen") || errno != ENOENT ? unreadable("keys", path, err) : 0;
 }
 
 /* -t, beside types and ranges: names and addresses of every daemon, what its own hook checks, and
@@ -561,11 +574,28 @@ static int check_keys(struct svc *s, struct err *err)
 static int check(struct svc *s)
 {
 	struct err err = {0};
-	if (setup_names(s, &err) == 0 && svc_metrics_check(s, &err) == 0 && check_keys(s, &err) == 0 &&
-	    (!s->hooks->check || s->hooks->check(s, &err) == 0))
+	if (setup_names(s, &err) == 0 && svc_metrics_check(s, &err) == 0 &&
+	    resolve_check_servers(conf_str(s->conf, "dns_servers"), &err) == 0 &&
+	    check_keys(s, &err) == 0 && (!s->hooks->check || s->hooks->check(s, &err) == 0))
 		return puts("OK") < 0;
 	fprintf(stderr, "%s: %s\n", s->hooks->program, err.text);
 	return 1;
+}
+
+static int plan(struct svc *s, const char *arg)
+{
+	struct err err = {0};
+	struct buf out;
+	int r = s->hooks->plan ? 0 : err_set(&err, ERR_UNSUPPORTED, "there is no --plan-memory");
+	buf_init(&out, 0);
+	if (r == 0)
+		r = s->hooks->plan(s, arg, &out, &err);
+	if (r < 0)
+		fprintf(stderr, "%s: %s\n", s->hooks->program, err.text);
+	else
+		r = fputs(out.data, stdout) < 0 || fflush(stdout) != 0;
+	buf_fini(&out);
+	return r != 0;
 }
 
 static int take_descriptors(const struct svc *s, struct err *err)
@@ -593,7 +623,6 @@ static int open_log(const struct conf *c, struct err *err)
 static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 {
 	int r;
-	svc_early_signals();
 	if ((r = setup_names(s, err)) < 0 || (r = open_keys(s, err)) < 0)
 		return r;
 	log_init(s->hooks->program, s->name);
@@ -633,6 +662,7 @@ static void teardown(struct svc *s)
 	if (s->watchdog)
 		event_free(s->watchdog);
 	svc_timer_del(&s->trim_tick);
+	svc_timer_del(&s->start_tick);
 	svc_metrics_stop(s);
 	int bound = s->chan != NULL;
 	chan_destroy(&s->chan);
@@ -655,23 +685,31 @@ static void teardown(struct svc *s)
 		close(s->lock_fd);
 }
 
+static void on_start_good(struct svc *s, void *arg)
+{
+	(void)arg;
+	svc_start_done();
+	svc_timer_del(&s->start_tick);
+}
+
 static int run(struct svc *s, const struct svc_opts *o)
 {
 	struct err err = {0};
-	s->lock_fd = s->posts.fd = -1;
 	s->started_us = clock_us();
 	s->started_unix_us = clock_unix_us();
 	if (setup(s, o, &err) < 0) {
 		alarm(END_GRACE_S); /* in case stderr blocks */
-		log_stop(LOG_WAIT_MS);
+		log_stop(SVC_LOG_WAIT_MS);
 		fprintf(stderr, "%s: cannot start: %s%s\n", s->hooks->program,
 		        err.text[0] ? err.text : "unknown reason", svc_remedy(err.text));
 		svc_early_leave(1);
 	}
-	log_notice("ready", "endpoint=%s epoch=%llu pid=%ld start_us=%llu", log_quote(s->endpoint),
+	log_notice("ready", "version=%s protocol=%u endpoint=%s epoch=%llu pid=%ld start_us=%llu",
+	           build_version(), PROTOCOL_VERSION, log_quote(s->endpoint),
 	           (unsigned long long)s->epoch, (long)getpid(),
 	           (unsigned long long)(clock_us() - s->started_us));
 	svc_notify("READY=1\nSTATUS=ready");
+	s->start_tick = svc_timer_add(s, START_GOOD_US, on_start_good, NULL);
 	event_base_dispatch(s->base);
 	CHECK(s->draining);
 	alarm(STOP_S);
@@ -689,16 +727,18 @@ static int print_text(const struct svc *s, const struct svc_opts *o,
 	struct buf out;
 	buf_init(&out, 0);
 	if (o->print_version)
-		buf_printf(&out, "%s %s, protocol version %u\n", s->hooks->program, PDSERVE_VERSION,
+		buf_printf(&out, "%s %s, protocol version %u\n", s->hooks->program, build_version(),
 		           PROTOCOL_VERSION);
+	else if (o->print_metrics)
+		svc_metrics_describe(s->hooks, &out);
 	else if (o->print_help)
-		svc_opts_usage(s->hooks->program, s->hooks->default_name, &out);
+		svc_opts_usage(s->hooks, &out);
 	else
 		buf_printf(&out,
 		           "# Configuration of %s. Every key is shown with its default; remove the '#' in "
 		           "front of a key to set it.\n",
 		           s->hooks->program);
-	if (!o->print_version) {
+	if (!o->print_version && !o->print_metrics) {
 		buf_adds(&out, "\n");
 		conf_help(tables, &out);
 		while (out.len > 1 && out.data[out.len - 2] == '\n')
@@ -717,7 +757,7 @@ static const char *default_of(const struct conf_key *k, const struct svc_hooks *
 int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 {
 	struct svc *s = mem_zalloc(sizeof *s);
-	struct svc_opts o;
+	struct svc_opts o = {0};
 	struct err err = {0};
 	trim_setup(&s->trim);
 	s->hooks = hooks;
@@ -732,13 +772,21 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 	int status = 2;
 	s->lock_fd = s->posts.fd = -1;
 	pthread_mutex_init(&s->posts.lock, NULL);
-	if (svc_opts_parse(argc, argv, hooks->program, &o) < 0)
+	int bad = svc_opts_parse(argc, argv, hooks->program, &o) < 0;
+	int starts = !(o.print_help || o.print_version || o.print_config || o.print_metrics);
+	if (bad || (starts && !o.check_only && !o.plan)) {
+		svc_early_signals();
+		svc_start_pause(hooks->program);
+	}
+	if (bad)
 		goto out;
-	if (o.print_help || o.print_version || o.print_config)
+	if (!starts)
 		status = print_text(s, &o, tables);
 	else if ((status = conf_load(tables, o.conf_path, o.overrides, o.n_overrides, &s->conf, &err) <
 	                   0) != 0)
 		fprintf(stderr, "%s: %s\n", hooks->program, err.text);
+	else if (o.plan)
+		status = plan(s, o.plan_arg);
 	else if (o.check_only)
 		status = check(s);
 	else
@@ -747,7 +795,7 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 out:
 	teardown(s);
 	free(s);
-	log_stop(LOG_WAIT_MS);
+	log_stop(SVC_LOG_WAIT_MS);
 	return status;
 }
 

@@ -66,9 +66,12 @@ struct svc_hooks {
 	/* Returns the number of file descriptors that the configuration requires beyond those of every
 	 * daemon, and the key that determines it; may be NULL */
 	unsigned (*descriptors)(const struct conf *c, const char **ret_key);
-	/* -t: what `start` checks of the configuration's values, and of files that can be read
-	 * (svc_can_read); opens nothing else. There is no log, loop or link yet. May be NULL */
+	/* -t: what `start` checks of the configuration's values, and of the files that it names
+	 * (svc_check_file); opens nothing else. There is no log, loop or link yet. May be NULL */
 	int (*check)(struct svc *s, struct err *err);
+	/* --plan-memory: appends what the configuration takes; `arg` is the option's, or NULL. Called
+	 * as `check` is. NULL: there is no such option */
+	int (*plan)(struct svc *s, const char *arg, struct buf *out, struct err *err);
 	/* After an error the process ends at once: nothing needs to be undone. */
 	int (*start)(struct svc *s, struct err *err);
 	/* may be NULL. An error is logged, and told to who asked for it; then it has changed nothing,
@@ -83,8 +86,12 @@ struct svc_hooks {
 	void (*status)(struct svc *s, struct buf *out);
 	const char *(*role)(struct svc *s); /* for labels; may be NULL: default_name */
 	void (*refresh)(struct svc *s);     /* brings stats up to date; may be NULL */
-	/* adds the daemon's own metrics instead of stats; may be NULL */
+	/* Adds the daemon's own metrics instead of stats: stats under their whole names, with labels
+	 * of the names in stats_labels, and all of families, if only their heads; may be NULL */
 	void (*metrics)(struct svc *s, struct buf *out);
+	const char *stats_labels;
+	const struct stat_family *families;
+	unsigned n_families;
 	/* as in chan_hooks; each may be NULL */
 	int (*describe)(struct svc *s, Pds__WorkerInfo *w);
 	int (*admit)(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *hello,
@@ -112,9 +119,13 @@ void svc_set_data(struct svc *s, void *data);
 /* identifies the asker of the pdctl command that is being called */
 struct chan_asked *svc_asked(const struct svc *s);
 int svc_draining(const struct svc *s);
-/* For `check`: 1 if the setting names no file, or one that this user can read. 0: says so on
- * stderr; it may be a file of another user, or of another host. */
-int svc_can_read(const struct svc *s, const char *key);
+/* For `start`: runs the loop until svc_wait_end, with these hooks instead of the daemon's own (all
+ * but program and stats), which find `data` in svc_data. pdctl shows the state "waiting", a service
+ * manager `what`, which the hooks may change. A signal or pdctl stop ends the process meanwhile. */
+void svc_wait(struct svc *s, const struct svc_hooks *hooks, void *data, const char *what);
+void svc_wait_end(struct svc *s);
+/* For `check`: 0 if the setting names no file, or one that this user can read; else ERR_IO. */
+int svc_check_file(const struct svc *s, const char *key, struct err *err);
 
 /* Appends all metrics as Prometheus text. */
 void svc_metrics(struct svc *s, struct buf *out);

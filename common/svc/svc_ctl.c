@@ -28,9 +28,18 @@ static void status_peers(struct svc *s, struct buf *out)
 	for (struct peer *p = chan_next(s->chan, NULL); p; p = chan_next(s->chan, p)) {
 		buf_adds(out, first ? "{" : ",{");
 		first = 0;
-		json_member(out, "name", peer_name(p));
+		const char *refusal = peer_refusal(p), *name = peer_name(p);
+		if (refusal && *peer_expected(p))
+			name = peer_expected(p);
+		json_member(out, "name", name);
 		buf_addc(out, ',');
 		json_member(out, "program", peer_program(p) ? peer_program(p) : "?");
+		if (refusal) {
+			buf_addc(out, ',');
+			json_member(out, "endpoint", peer_endpoint(p));
+			buf_addc(out, ',');
+			json_member(out, "refused", refusal);
+		}
 		uint64_t heard = peer_heard_us(p);
 		buf_printf(out, ",\"up\":%s,\"epoch\":%llu,\"heard_us_ago\":%lld}",
 		           peer_is_up(p) ? "true" : "false", (unsigned long long)peer_epoch(p),
@@ -52,7 +61,7 @@ static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct bu
 	buf_addc(out, ',');
 	json_member(out, "name", s->name);
 	buf_addc(out, ',');
-	json_member(out, "version", PDSERVE_VERSION);
+	json_member(out, "version", build_version());
 	buf_addc(out, ',');
 	json_member(out, "endpoint", s->endpoint);
 	buf_printf(out, ",\"pid\":%ld,\"epoch\":%llu,\"uptime_us\":%llu,\"state\":\"%s\"",
@@ -60,11 +69,10 @@ static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct bu
 	           (unsigned long long)(clock_us() - s->started_us), svc_state(s));
 	buf_printf(out,
 	           ",\"messages\":{\"sent\":%llu,\"received\":%llu,\"resent\":%llu,\"duplicates\":%llu,"
-	           "\"bad\":%llu,\"dropped\":%llu,\"faults\":%llu}",
+	           "\"bad\":%llu,\"dropped\":%llu}",
 	           (unsigned long long)c.sent, (unsigned long long)c.received,
 	           (unsigned long long)c.resent, (unsigned long long)c.duplicates,
-	           (unsigned long long)c.bad, (unsigned long long)c.dropped,
-	           (unsigned long long)c.faults);
+	           (unsigned long long)c.bad, (unsigned long long)c.dropped);
 	buf_printf(out,
 	           ",\"refused\":{\"keys\":%llu,\"hellos\":%llu,\"messages\":%llu,\"commands\":%llu,"
 	           "\"connections\":%llu}",

@@ -37,6 +37,7 @@ static void on_signal(int sig)
 	alarm(1);
 	ssize_t done = write(STDERR_FILENO, text, sizeof text - 1);
 	(void)done;
+	svc_start_done();
 	svc_early_leave(0);
 }
 

@@ -17,10 +17,13 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <systemd/sd-daemon.h>
+#include <systemd/sd-login.h>
 #include <unistd.h>
 
 #define LOCK_TRIES 100
 #define LOCK_PAUSE_US 10000
+#define START_FORGET_S 1200 /* above the units' TimeoutStartSec */
+#define START_PAUSE_MAX_S 30
 
 static int make_dirs(char *path)
 {
@@ -134,6 +137,51 @@ void svc_notify(const char *fmt, ...)
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
 	sd_notify(0, text);
+}
+
+/* The file that marks a start as not yet good: RUNTIME_DIRECTORY/UNIT.starting, with the seconds
+ * waited before it. "": no service manager starts this process again. */
+static char starting[256];
+
+static void find_starting(const char *program)
+{
+	const char *dir = getenv("RUNTIME_DIRECTORY");
+	char *unit = NULL;
+	if (!dir || !getenv("NOTIFY_SOCKET"))
+		return;
+	sd_pid_get_unit(0, &unit);
+	int n = snprintf(starting, sizeof starting, "%s/%s.starting", dir, unit ? unit : program);
+	if (n >= (int)sizeof starting)
+		starting[0] = 0;
+	free(unit);
+}
+
+void svc_start_pause(const char *program)
+{
+	find_starting(program);
+	FILE *f = starting[0] ? fopen(starting, "re") : NULL;
+	unsigned s = 0;
+	struct stat st;
+	if (f && fstat(fileno(f), &st) == 0 &&
+	    clock_unix_us() / 1000000 < (uint64_t)st.st_mtime + START_FORGET_S) {
+		s = fscanf(f, "%u", &s) == 1 && s ? 2 * s : 1;
+		s = s < START_PAUSE_MAX_S ? s : START_PAUSE_MAX_S;
+		svc_notify("STATUS=the last start failed, or did not live long; the next one is in %u s",
+		           s);
+		sleep(s);
+	}
+	if (f)
+		fclose(f);
+	if (starting[0] && (f = fopen(starting, "we"))) {
+		fprintf(f, "%u\n", s);
+		fclose(f);
+	}
+}
+
+void svc_start_done(void)
+{
+	if (starting[0])
+		unlink(starting);
 }
 
 uint64_t svc_watchdog_us(void)

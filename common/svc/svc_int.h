@@ -17,8 +17,9 @@ struct svc_opts {
 	const char *conf_path;
 	char **overrides;
 	int n_overrides;
-	int check_only, print_help, print_version, print_config;
-	int die_with_parent; /* 0, or the parent's process id */
+	int check_only, print_help, print_version, print_config, print_metrics, plan;
+	const char *plan_arg; /* NULL: none */
+	int die_with_parent;  /* 0, or the parent's process id */
 };
 
 struct svc_post_item {
@@ -34,6 +35,8 @@ struct svc_posts {
 	struct event *ev;
 };
 
+#define SVC_LOG_WAIT_MS 300 /* at the end, for lines that are not yet written */
+
 struct svc {
 	const struct svc_hooks *hooks;
 	struct conf_key *common; /* the skeleton's keys, with this daemon's default name */
@@ -46,7 +49,7 @@ struct svc {
 	struct event *signals[3], *idle_tick, *watchdog;
 	struct svc_posts posts;
 	struct trim trim;
-	struct svc_timer *trim_tick;
+	struct svc_timer *trim_tick, *start_tick;
 	uint64_t trim_us; /* interval of trim_tick */
 	svc_msg_fn *dispatch[SVC_MESSAGE_TYPES];
 	int from[SVC_MESSAGE_TYPES];          /* tag of the peers that may send the type; 0: all */
@@ -62,12 +65,13 @@ struct svc {
 	uint64_t epoch, started_us, started_unix_us, stop_at_us;
 	int64_t control_gid; /* -1: none */
 	int lock_fd, draining, expired, exit_status;
+	int waiting; /* in svc_wait */
 	void *data;
 };
 
 /* svc_opts.c: 0, or -1 after printing an error on stderr. */
 int svc_opts_parse(int argc, char **argv, const char *program, struct svc_opts *ret_o);
-void svc_opts_usage(const char *program, const char *default_name, struct buf *out);
+void svc_opts_usage(const struct svc_hooks *hooks, struct buf *out);
 
 /* svc_env.c */
 int svc_rundir_make(const char *dir, struct err *err);
@@ -77,6 +81,11 @@ const char *svc_remedy(const char *why);
  * holder. Returns the descriptor or ERR_*. */
 int svc_lock_take(const char *rundir, const char *name, uint64_t *ret_epoch, struct err *err);
 void svc_notify(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Under systemd: waits 1 s, 2 s, 4 s, ... 30 s if svc_start_done was not called since the start
+ * before this one. */
+void svc_start_pause(const char *program);
+/* The daemon has been ready for a while, or is told to end. May be called in a signal handler. */
+void svc_start_done(void);
 uint64_t svc_watchdog_us(void); /* timeout of systemd's watchdog; 0: disabled */
 
 /* svc_post.c */
@@ -92,10 +101,14 @@ int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origi
 int svc_metrics_check(const struct svc *s, struct err *err); /* of the address */
 int svc_metrics_start(struct svc *s, struct err *err);
 void svc_metrics_stop(struct svc *s);
+/* A line for each metric (--print-metrics). */
+void svc_metrics_describe(const struct svc_hooks *hooks, struct buf *out);
 unsigned svc_metrics_descriptors(const struct conf *c);
-const char *svc_state(const struct svc *s); /* "running" or "draining" */
+const char *svc_state(const struct svc *s); /* "running", "waiting", "draining" */
 
 /* svc.c */
+/* From now on these hooks are called, for the messages that they name. */
+void svc_set_hooks(struct svc *s, const struct svc_hooks *hooks);
 void svc_drain_begin(struct svc *s, const char *why);
 int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct err *err);
 

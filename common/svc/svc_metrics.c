@@ -88,20 +88,20 @@ static uint64_t processor_us(void)
 	       (uint64_t)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
+enum { CPU, RESIDENT, OPEN_FDS, MAX_FDS, START, PROCESS_COUNT };
 /* Those that client libraries of Prometheus have, by their names. */
+static const struct stat_def process_defs[PROCESS_COUNT] = {
+	[CPU] = {"cpu_seconds_total", "Processor time of the process, user and system.",
+             STAT_SECONDS_SUM},
+	[RESIDENT] = {"resident_memory_bytes", "Resident memory of the process.", STAT_GAUGE},
+	[OPEN_FDS] = {"open_fds", "Open file descriptors.", STAT_GAUGE},
+	[MAX_FDS] = {"max_fds", "Limit on open file descriptors.", STAT_GAUGE},
+	[START] = {"start_time_seconds", "Start of the process, in seconds since 1970.", STAT_GAUGE},
+};
+
 static void process_metrics(struct svc *s, const char *labels, struct buf *out)
 {
-	enum { CPU, RESIDENT, OPEN_FDS, MAX_FDS, START, COUNT };
-	static const struct stat_def defs[COUNT] = {
-		[CPU] = {"cpu_seconds_total", "Processor time of the process, user and system.",
-	             STAT_SECONDS_SUM},
-		[RESIDENT] = {"resident_memory_bytes", "Resident memory of the process.", STAT_GAUGE},
-		[OPEN_FDS] = {"open_fds", "Open file descriptors.", STAT_GAUGE},
-		[MAX_FDS] = {"max_fds", "Limit on open file descriptors.", STAT_GAUGE},
-		[START] = {"start_time_seconds", "Start of the process, in seconds since 1970.",
-	               STAT_GAUGE},
-	};
-	struct stat_set *set = stat_new(defs, COUNT);
+	struct stat_set *set = stat_new(process_defs, PROCESS_COUNT);
 	stat_add(set, CPU, processor_us());
 	stat_set_value(set, RESIDENT, (int64_t)resident_bytes());
 	stat_set_value(set, OPEN_FDS, open_descriptors());
@@ -112,38 +112,32 @@ static void process_metrics(struct svc *s, const char *labels, struct buf *out)
 }
 
 /* The metrics of the skeleton, the same of every daemon. */
+static const struct stat_def common_defs[] = {
+	{"uptime_seconds", "Seconds since the daemon started.", STAT_GAUGE},
+	{"peers_up", "Links to other daemons that are up.", STAT_GAUGE},
+	{"messages_sent_total", "Messages sent to other daemons.", STAT_COUNTER},
+	{"messages_received_total", "Messages received from other daemons.", STAT_COUNTER},
+	{"messages_resent_total", "Messages sent again after a reconnect.", STAT_COUNTER},
+	{"messages_bad_total", "Messages dropped because they did not decode or broke the protocol.",
+     STAT_COUNTER},
+	{"messages_duplicate_total", "Messages dropped because they had arrived before.", STAT_COUNTER},
+	{"messages_gap_total", "Messages dropped because an earlier one was missing; they are resent.",
+     STAT_COUNTER},
+	{"log_lines_dropped_total", "Log lines lost because stderr blocked or failed.", STAT_COUNTER},
+	{"connections_without_descriptor_total",
+     "Connections closed because the process had no file descriptor left for them.", STAT_COUNTER},
+	{"keys_refused_total", "Connections from other hosts with an unknown key.", STAT_COUNTER},
+	{"hellos_refused_total",
+     "Daemons that wanted to connect and were refused, with each repetition.", STAT_COUNTER},
+	{"messages_refused_total", "Messages that their sender may not send to this daemon.",
+     STAT_COUNTER},
+	{"commands_refused_total", "pdctl commands of users or keys that may not use them.",
+     STAT_COUNTER},
+};
+
 static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 {
-	static const struct stat_def defs[] = {
-		{"uptime_seconds", "Seconds since the daemon started.", STAT_GAUGE},
-		{"peers_up", "Links to other daemons that are up.", STAT_GAUGE},
-		{"messages_sent_total", "Messages sent to other daemons.", STAT_COUNTER},
-		{"messages_received_total", "Messages received from other daemons.", STAT_COUNTER},
-		{"messages_resent_total", "Messages sent again after a reconnect.", STAT_COUNTER},
-		{"messages_bad_total",
-	     "Messages dropped because they did not decode or broke the protocol.", STAT_COUNTER},
-		{"messages_duplicate_total", "Messages dropped because they had arrived before.",
-	     STAT_COUNTER},
-		{"messages_gap_total",
-	     "Messages dropped because an earlier one was missing; they are resent.", STAT_COUNTER},
-		{"messages_faults_total",
-	     "Messages that the fault layer lost, repeated or delayed on purpose (0 unless `fault` is "
-	     "set).",
-	     STAT_COUNTER},
-		{"log_lines_dropped_total", "Log lines lost because stderr blocked or failed.",
-	     STAT_COUNTER},
-		{"connections_without_descriptor_total",
-	     "Connections closed because the process had no file descriptor left for them.",
-	     STAT_COUNTER},
-		{"keys_refused_total", "Connections from other hosts with an unknown key.", STAT_COUNTER},
-		{"hellos_refused_total",
-	     "Daemons that wanted to connect and were refused, with each repetition.", STAT_COUNTER},
-		{"messages_refused_total", "Messages that their sender may not send to this daemon.",
-	     STAT_COUNTER},
-		{"commands_refused_total", "pdctl commands of users or keys that may not use them.",
-	     STAT_COUNTER},
-	};
-	struct stat_set *set = stat_new(defs, sizeof defs / sizeof *defs);
+	struct stat_set *set = stat_new(common_defs, sizeof common_defs / sizeof *common_defs);
 	struct chan_counts c;
 	chan_counts(s->chan, &c);
 	const uint64_t counters[] = {c.sent,
@@ -152,7 +146,6 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 	                             c.bad,
 	                             c.duplicates,
 	                             c.dropped,
-	                             c.faults,
 	                             log_dropped(),
 	                             descriptors_refused(),
 	                             c.keys_refused,
@@ -167,16 +160,44 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 	stat_destroy(&set);
 }
 
+static const struct stat_family build_info = {
+	{"build_info", "Program, version and commit; the value is 1.", STAT_GAUGE},
+	"name,role,program,version,commit",
+};
+
+/* Of the names in hooks->stats; a daemon that renders its metrics itself has whole names. */
+static void prefix_of(const struct svc_hooks *hooks, char *out, size_t size)
+{
+	if (hooks->metrics)
+		*out = 0;
+	else
+		snprintf(out, size, "pdserve_%s_", hooks->default_name);
+}
+
+void svc_metrics_describe(const struct svc_hooks *hooks, struct buf *out)
+{
+	static const char labels[] = "name,role";
+	char prefix[64];
+	prefix_of(hooks, prefix, sizeof prefix);
+	stat_describe(&build_info.def, "pdserve_", build_info.labels, out);
+	for (size_t i = 0; i < PROCESS_COUNT; i++)
+		stat_describe(&process_defs[i], "process_", labels, out);
+	for (size_t i = 0; i < sizeof common_defs / sizeof *common_defs; i++)
+		stat_describe(&common_defs[i], "pdserve_", labels, out);
+	for (unsigned i = 0; i < hooks->n_stats; i++)
+		stat_describe(&hooks->stats[i], prefix, hooks->metrics ? hooks->stats_labels : labels, out);
+	for (unsigned i = 0; i < hooks->n_families; i++)
+		stat_describe(&hooks->families[i].def, "", hooks->families[i].labels, out);
+}
+
 void svc_metrics(struct svc *s, struct buf *out)
 {
 	char labels[128], prefix[64];
 	snprintf(labels, sizeof labels, "name=\"%s\",role=\"%s\"", s->name, role_of(s));
-	snprintf(prefix, sizeof prefix, "pdserve_%s_", s->hooks->default_name);
-	buf_printf(out,
-	           "# HELP pdserve_build_info Program and version; the value is 1.\n"
-	           "# TYPE pdserve_build_info gauge\n"
-	           "pdserve_build_info{%s,program=\"%s\",version=\"%s\"} 1\n",
-	           labels, s->hooks->program, PDSERVE_VERSION);
+	prefix_of(s->hooks, prefix, sizeof prefix);
+	stat_render_head(&build_info.def, "pdserve_", out);
+	buf_printf(out, "pdserve_build_info{%s,program=\"%s\",version=\"%s\",commit=\"%s\"} 1\n",
+	           labels, s->hooks->program, PDSERVE_VERSION, build_commit());
 	process_metrics(s, labels, out);
 	common_metrics(s, labels, out);
 	if (s->hooks->refresh)
@@ -189,7 +210,7 @@ void svc_metrics(struct svc *s, struct buf *out)
 
 const char *svc_state(const struct svc *s)
 {
-	return s->draining ? "draining" : "running";
+	return s->draining ? "draining" : s->waiting ? "waiting" : "running";
 }
 
 /* --- the endpoint -------------------------------------------------------- */
@@ -291,7 +312,10 @@ unsigned svc_metrics_descriptors(const struct conf *c)
 int svc_metrics_check(const struct svc *s, struct err *err)
 {
 	char address[300];
-	return *conf_str(s->conf, "metrics_listen") ? address_of(s, address, sizeof address, err) : 0;
+	if (!*conf_str(s->conf, "metrics_listen"))
+		return 0;
+	int r = address_of(s, address, sizeof address, err);
+	return r < 0 ? r : http_check_listen("metrics_listen", address, err);
 }
 
 int svc_metrics_start(struct svc *s, struct err *err)

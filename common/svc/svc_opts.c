@@ -15,11 +15,13 @@ static const struct option long_options[] = {
 	{"version", no_argument, 0, 'V'},
 	{"help", no_argument, 0, 'h'},
 	{"print-config", no_argument, 0, 'P'},
+	{"print-metrics", no_argument, 0, 'M'},
+	{"plan-memory", optional_argument, 0, 'L'},
 	{"die-with-parent", required_argument, 0, 'D'},
 	{0},
 };
 
-void svc_opts_usage(const char *program, const char *default_name, struct buf *out)
+void svc_opts_usage(const struct svc_hooks *hooks, struct buf *out)
 {
 	buf_printf(
 		out,
@@ -32,12 +34,20 @@ void svc_opts_usage(const char *program, const char *default_name, struct buf *o
 		"read (keys, certificates,\n"
 		"                             the model's header); print OK, exit with 0 or 1\n"
 		"      --print-config         print a configuration file with every key and its default\n"
+		"      --print-metrics        print the name, labels, type and meaning of each metric\n"
+		"%s"
 		"      --die-with-parent PID  stop when this parent process ends\n"
 		"  -V, --version              print the version\n"
 		"  -h, --help                 print this and all keys\n"
 		"signals: SIGTERM, SIGINT shut down in order (a second one at once); SIGHUP reads the "
 		"configuration again\n",
-		program, default_name);
+		hooks->program, hooks->default_name,
+		hooks->plan
+			? "      --plan-memory[=GIB]    print what the model takes of the memory of 1 to 16 "
+			  "GPUs, and whether it fits (GIB: what is\n"
+			  "                             free on each); the model may be a config.json "
+			  "without its weights\n"
+			: "");
 }
 
 int svc_opts_parse(int argc, char **argv, const char *program, struct svc_opts *ret_o)
@@ -57,6 +67,10 @@ int svc_opts_parse(int argc, char **argv, const char *program, struct svc_opts *
 			o.print_help = 1;
 		else if (c == 'P')
 			o.print_config = 1;
+		else if (c == 'M')
+			o.print_metrics = 1;
+		else if (c == 'L')
+			o.plan = 1, o.plan_arg = optarg;
 		else if (c == 'D')
 			o.die_with_parent = atoi(optarg);
 		else

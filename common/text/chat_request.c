@@ -1,6 +1,6 @@
 /* chat_request.c - see chat_request.h. Converts messages as the client sent them to messages as the
  * template accepts them, and renders these. */
-#include "text/chat_request.h"
+#include "text/chat_generic.h"
 #include "text/chat_turns.h"
 #include "util/json_load.h"
 #include "util/mem.h"
@@ -21,6 +21,12 @@ static int join_parts(struct body_error *e, const json_t *parts, size_t at, int 
 		const char *type = json_string_value(json_object_get(part, "type"));
 		if (!type || strcmp(type, "text") != 0 || !json_is_string(text)) {
 			buf_fini(&b);
+			if (type && strcmp(type, "text") != 0)
+				return body_bad(
+					e, "messages",
+					"messages[%zu].content[%zu] has the type %s, which is not supported "
+					"by this server: only text is",
+					at, i, body_show(json_object_get(part, "type")));
 			return body_bad(
 				e, "messages",
 				"messages[%zu].content[%zu] must be {\"type\":\"text\",\"text\":\"...\"}, got %s",
@@ -190,6 +196,16 @@ static int read_options(struct body_error *e, const json_t *o, json_t *own, stru
 	return 0;
 }
 
+static int render(const struct chat_template *t, struct chat_render *in, json_t *list,
+                  const json_t *sent_calls, int generic, struct buf *out, struct err *err)
+{
+	struct err again = {0};
+	int r = chat_turns_render(t, in, list, sent_calls, out, err);
+	if (r == ERR_INVALID && generic && chat_generic_join_system(list, out->quota))
+		r = chat_turns_render(t, in, list, sent_calls, out, &again);
+	return r;
+}
+
 int chat_request_render(const struct chat_set *chats, const json_t *body,
                         const struct chat_tools *tools, int64_t now_s, struct buf *out,
                         struct body_error *e)
@@ -197,7 +213,7 @@ int chat_request_render(const struct chat_set *chats, const json_t *body,
 	const json_t *messages = json_object_get(body, "messages");
 	size_t n = json_array_size(messages);
 	const struct chat_template *t = chat_set_choose(chats, json_array_size(tools->tools) > 0);
-	struct chat_render in = {.tools = tools->tools,
+	struct chat_render in = {.tools = tools->generic ? NULL : tools->tools,
 	                         .special_tokens = chats->special_tokens,
 	                         .now_s = now_s};
 	if (!json_is_array(messages) || n == 0 || n > MESSAGES_MAX)
@@ -215,10 +231,14 @@ int chat_request_render(const struct chat_set *chats, const json_t *body,
 		    json_array_append_new(sent_calls, calls ? json_incref(calls) : json_null()) < 0)
 			r = no_room(e, i);
 	}
-	if (r == 0 && chat_template_takes_one_call(t) &&
+	if (r == 0 && tools->generic && chat_generic_reword(&list, tools, out->quota) < 0)
+		r = body_bad(e, "messages", "messages needs more memory than is left for this request");
+	if (tools->generic)
+		json_array_clear(sent_calls);
+	if (r == 0 && chat_template_takes_one_call(t) && !tools->generic &&
 	    chat_turns_split_calls(&list, &sent_calls, in.continue_final_message) < 0)
 		r = body_bad(e, "messages", "messages needs more memory than is left for this request");
-	if (r == 0 && chat_turns_render(t, &in, list, sent_calls, out, &err) < 0)
+	if (r == 0 && render(t, &in, list, sent_calls, tools->generic, out, &err) < 0)
 		r = body_bad(e, "messages", "the chat template cannot render this conversation: %s",
 		             *err.text ? err.text : "too long");
 	json_decref(list);

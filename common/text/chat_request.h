@@ -22,13 +22,17 @@
 enum chat_choice { CHAT_CHOICE_NONE, CHAT_CHOICE_AUTO, CHAT_CHOICE_REQUIRED, CHAT_CHOICE_NAMED };
 
 struct chat_tools {
-	/* tools that the template sees, borrowed from the body; NULL: none, or tool_choice is "none" */
-	const json_t *tools;
+	/* tools that the template sees, elements of the body's; NULL: none, or tool_choice is "none" */
+	json_t *tools;
 	enum chat_choice choice; /* NONE if there are no tools */
+	const char *named;       /* the function's name, the body's; NULL: not CHAT_CHOICE_NAMED */
+	int generic;             /* set by the caller: calls have the generic format */
 };
 
-/* Checks tools and tool_choice of the body. Returns 0, or -1 with the error set. */
+/* Checks tools and tool_choice of the body, which outlives what is read. Returns 0, or -1 with the
+ * error set and nothing to free. */
 int chat_tools_read(const json_t *body, struct chat_tools *ret, struct body_error *e);
+void chat_tools_fini(struct chat_tools *t);
 
 /* Appends the prompt's text to out, which is empty and has a limit (chat_request_text_max). Memory
  * for rendering also comes from out's quota, if it has one. now_s: for the template's strftime_now.

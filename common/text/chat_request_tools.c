@@ -81,42 +81,106 @@ static int check_tools(struct body_error *e, const json_t *tools)
 	return 0;
 }
 
-static int read_choice(struct body_error *e, const json_t *o, const json_t *tools,
-                       enum chat_choice *ret, const json_t **ret_name)
+/* The element of `tools` with this name, or NULL. */
+static json_t *find_tool(const json_t *tools, const json_t *name)
+{
+	for (size_t i = 0; name && i < json_array_size(tools); i++) {
+		json_t *t = json_array_get(tools, i);
+		if (json_equal(name, json_object_get(json_object_get(t, "function"), "name")))
+			return t;
+	}
+	return NULL;
+}
+
+#define ALLOWED "tool_choice.allowed_tools"
+
+/* Those of `tools` that the list names, in the order of `tools`. NULL with the error set. */
+static json_t *choose_allowed(struct body_error *e, const json_t *list, const json_t *tools)
+{
+	unsigned char chosen[CHAT_TOOLS_MAX] = {0};
+	json_t *all = NULL;
+	size_t n = json_array_size(list);
+	if (!json_is_array(list) || n > CHAT_TOOLS_MAX) {
+		body_bad(e, ALLOWED ".tools", ALLOWED ".tools must be an array of at most %d tools, got %s",
+		         CHAT_TOOLS_MAX, body_show(list));
+		return NULL;
+	}
+	for (size_t i = 0; i < n; i++) {
+		const json_t *name = json_object_get(json_object_get(json_array_get(list, i), "function"),
+		                                     "name");
+		const json_t *t = find_tool(tools, name);
+		if (!t) {
+			body_bad(e, ALLOWED ".tools",
+			         ALLOWED ".tools[%zu] must be a function that is among tools, got %s", i,
+			         body_show(name ? name : json_array_get(list, i)));
+			return NULL;
+		}
+		for (size_t k = 0; k < json_array_size(tools); k++)
+			chosen[k] |= json_array_get(tools, k) == t;
+	}
+	all = json_array();
+	for (size_t k = 0; k < json_array_size(tools) && all; k++)
+		if (chosen[k])
+			json_array_append(all, json_array_get(tools, k));
+	if (!all)
+		body_bad(e, ALLOWED ".tools", "there is no memory for " ALLOWED ".tools");
+	return all;
+}
+
+/* {"type":"allowed_tools","allowed_tools":{"mode":..,"tools":[..]}}: the model sees only these. */
+static int read_allowed(struct body_error *e, const json_t *v, struct chat_tools *ret)
+{
+	const json_t *allowed = json_object_get(v, "allowed_tools"),
+				 *mode = json_object_get(allowed, "mode");
+	const char *text = json_is_string(mode) ? json_string_value(mode) : "";
+	int must = strcmp(text, "required") == 0;
+	if (!must && strcmp(text, "auto") != 0)
+		return body_bad(e, ALLOWED ".mode",
+		                ALLOWED ".mode must be \"auto\" or \"required\", got %s", body_show(mode));
+	json_t *chosen = choose_allowed(e, json_object_get(allowed, "tools"), ret->tools);
+	if (!chosen)
+		return -1;
+	json_decref(ret->tools);
+	ret->tools = chosen;
+	ret->choice = must ? CHAT_CHOICE_REQUIRED : CHAT_CHOICE_AUTO;
+	return 0;
+}
+
+/* ret: has the body's tools */
+static int read_choice(struct body_error *e, const json_t *o, struct chat_tools *ret)
 {
 	static const char *const names[] = {[CHAT_CHOICE_NONE] = "none",
 	                                    [CHAT_CHOICE_AUTO] = "auto",
 	                                    [CHAT_CHOICE_REQUIRED] = "required"};
-	const json_t *v = json_object_get(o, "tool_choice"), *type = json_object_get(v, "type");
+	const json_t *v = json_object_get(o, "tool_choice");
 	const json_t *name = json_object_get(json_object_get(v, "function"), "name");
-	*ret = tools ? CHAT_CHOICE_AUTO : CHAT_CHOICE_NONE;
-	*ret_name = NULL;
+	const char *type = json_string_value(json_object_get(v, "type"));
+	ret->choice = CHAT_CHOICE_AUTO;
 	if (!v || json_is_null(v))
 		return 0;
-	if (json_is_object(v) && json_is_string(name) && json_is_string(type) &&
-	    strcmp(json_string_value(type), "function") == 0) {
-		for (size_t i = 0; i < json_array_size(tools); i++)
-			if (json_equal(name,
-			               json_object_get(json_object_get(json_array_get(tools, i), "function"),
-			                               "name")))
-				*ret_name = name;
-		*ret = CHAT_CHOICE_NAMED;
-		return *ret_name ? 0
-		                 : body_bad(e, "tool_choice",
-		                            "tool_choice names a function %s that is not among tools",
-		                            body_show(name));
+	if (type && strcmp(type, "allowed_tools") == 0)
+		return read_allowed(e, v, ret);
+	if (type && strcmp(type, "function") == 0 && json_is_string(name)) {
+		ret->choice = CHAT_CHOICE_NAMED;
+		ret->named = json_string_value(name);
+		return find_tool(ret->tools, name)
+		           ? 0
+		           : body_bad(e, "tool_choice",
+		                      "tool_choice names a function %s that is not among tools",
+		                      body_show(name));
 	}
 	for (size_t i = 0; json_is_string(v) && i < sizeof names / sizeof *names; i++)
 		if (strcmp(json_string_value(v), names[i]) == 0) {
-			*ret = tools || i == CHAT_CHOICE_REQUIRED ? (enum chat_choice)i : CHAT_CHOICE_NONE;
-			return tools || i != CHAT_CHOICE_REQUIRED
-			           ? 0
-			           : body_bad(e, "tool_choice", "tool_choice \"required\" needs tools");
+			ret->choice = (enum chat_choice)i;
+			return 0;
 		}
-	return body_bad(e, "tool_choice",
-	                "tool_choice must be \"none\", \"auto\", \"required\" or "
-	                "{\"type\":\"function\",\"function\":{\"name\":\"...\"}}, got %s",
-	                body_show(v));
+	return body_bad(
+		e, "tool_choice",
+		"tool_choice must be \"none\", \"auto\", \"required\", "
+		"{\"type\":\"function\",\"function\":{\"name\":\"...\"}} or "
+		"{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"...\",\"tools\":[]}}, "
+		"got %s",
+		body_show(v));
 }
 
 /* Refuses OpenAI's members that preceded tools. */
@@ -135,14 +199,23 @@ static int refuse_functions(struct body_error *e, const json_t *o)
 
 int chat_tools_read(const json_t *body, struct chat_tools *ret, struct body_error *e)
 {
-	const json_t *tools = body_member(body, "tools"), *name;
+	json_t *tools = json_object_get(body, "tools");
 	*ret = (struct chat_tools){0};
-	if (refuse_functions(e, body) < 0 || (tools && check_tools(e, tools) < 0))
+	if (refuse_functions(e, body) < 0 || (body_member(body, "tools") && check_tools(e, tools) < 0))
 		return -1;
-	if (json_array_size(tools) == 0)
-		tools = NULL;
-	if (read_choice(e, body, tools, &ret->choice, &name) < 0)
-		return -1;
-	ret->tools = ret->choice == CHAT_CHOICE_NONE ? NULL : tools;
-	return 0;
+	ret->tools = json_incref(json_is_array(tools) ? tools : NULL);
+	int r = read_choice(e, body, ret);
+	if (r == 0 && ret->choice == CHAT_CHOICE_REQUIRED && !json_array_size(ret->tools))
+		r = body_bad(e, "tool_choice", "tool_choice \"required\" needs tools");
+	if (r == 0 && json_array_size(ret->tools) && ret->choice != CHAT_CHOICE_NONE)
+		return 0;
+	chat_tools_fini(ret);
+	ret->choice = CHAT_CHOICE_NONE;
+	return r;
+}
+
+void chat_tools_fini(struct chat_tools *t)
+{
+	json_decref(t->tools);
+	t->tools = NULL;
 }

@@ -59,6 +59,13 @@ void tc_give(struct toolcall *t, const char *s, size_t n)
 		give(t, TOOLCALL_ARGUMENTS, s, n);
 }
 
+void tc_say(struct toolcall *t, const char *s, size_t n)
+{
+	if (n)
+		give(t, TOOLCALL_CONTENT, s, n);
+	t->fresh = t->after_call = 0;
+}
+
 static const char *escape_of(unsigned char c, char room[8])
 {
 	static const char hex[] = "0123456789abcdef";

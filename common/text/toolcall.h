@@ -22,6 +22,8 @@
  *   harmony       <|channel|>commentary to=functions.N <|constrain|>json<|message|>{..}<|call|>
  *                 gpt-oss (harmony.h)
  *   pythonic      [N(K=V, ..), ..] as the whole answer, with Python literals
+ *   generic       {"tool_calls": [{"name": N, "arguments": {..}}, ..]} or {"response": "text"},
+ *                 for models whose template shows no format (chat_generic.h)
  *
  * Rules. Text that may be the start of a call is held back until that is decided. A call starts
  * once its name is complete and is the name of a tool; that is reported at once. Its arguments
@@ -62,8 +64,10 @@ typedef void toolcall_sink(void *arg, const struct toolcall_event *e);
 
 /* NULL: unknown name */
 const struct toolcall_format *toolcall_format_find(const char *name);
-/* The format whose markers the chat template contains; NULL: no known one. */
+/* The format whose markers the chat template contains, else generic. */
 const struct toolcall_format *toolcall_format_detect(const char *template_text, size_t len);
+/* Is it described to the model in the prompt, not by the template? */
+int toolcall_format_is_generic(const struct toolcall_format *f);
 const char *toolcall_format_name(const struct toolcall_format *f);
 /* The i-th marker that opens, separates or closes calls; NULL after the last one. Markers may be
  * special tokens of the vocabulary. */

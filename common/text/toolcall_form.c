@@ -43,6 +43,8 @@ static const struct form forms[] = {
      NULL, NULL, NULL, NULL, NULL, NULL, NULL},
 	{"harmony", "", "", " to=functions.", "<|channel|>commentary json<|message|>", "", NULL, NULL,
      NULL, NULL, NULL, NULL, NULL},
+	{"generic", "{\"tool_calls\": [", "]}", "{\"name\": \"", "\", \"arguments\": ", "}", ", ", NULL,
+     NULL, NULL, NULL, NULL, NULL},
 	{"qwen3_coder", "", "", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n",
      "<parameter=", ">\n", ">\n", "</parameter>", "\n", "\n"},
 	{"glm", "", "", "<tool_call>", "\n", "</tool_call>", "\n", "<arg_key>",
@@ -395,6 +397,14 @@ json_t *toolcall_form(const struct toolcall_format *f, const json_t *tools, cons
 	err_set(err, ERR_UNSUPPORTED, "calls cannot be constrained in the format %s",
 	        toolcall_format_name(f));
 	return NULL;
+}
+
+int toolcall_form_or_response(json_t *form)
+{
+	json_t *ways = json_object_get(json_array_get(form, 0), "any_of");
+	return json_array_append_new(ways, json_pack("[{s:s},{s:{s:s}},{s:s}]", "literal",
+	                                             "{\"response\": ", "schema", "type", "string",
+	                                             "literal", "}"));
 }
 
 int toolcall_form_spells(const char *marker)

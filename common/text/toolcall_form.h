@@ -26,6 +26,8 @@ json_t *toolcall_form_schema(const json_t *tool, struct err *err);
  * TOOLCALL_FORM_WHOLE. */
 json_t *toolcall_form(const struct toolcall_format *f, const json_t *tools, const char *only,
                       unsigned calls_max, size_t *ret_at, struct err *err);
+/* A form of calls in the generic format becomes one of calls or a response. 0 or -1: no memory */
+int toolcall_form_or_response(json_t *form);
 /* Does the form of any format contain this marker? */
 int toolcall_form_spells(const char *marker);
 

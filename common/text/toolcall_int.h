@@ -150,6 +150,7 @@ enum tc_go tc_break(struct toolcall *t, size_t pos);
 /* Starts a call; name[] is the name of a tool. */
 void tc_begin(struct toolcall *t);
 void tc_end(struct toolcall *t);
+void tc_say(struct toolcall *t, const char *s, size_t n);  /* emits content */
 void tc_give(struct toolcall *t, const char *s, size_t n); /* emits arguments verbatim */
 /* emits arguments that are JSON; escapes control characters in strings */
 void tc_copy(struct toolcall *t, const char *s, size_t n);
@@ -192,5 +193,6 @@ enum tc_go tc_xml_open(struct toolcall *t);
  * then are; 0: as a string. */
 int tc_xml_is_json(unsigned types, const char **s, size_t *n);
 enum tc_go tc_python_open(struct toolcall *t);
+enum tc_go tc_generic_open(struct toolcall *t);
 
 #endif

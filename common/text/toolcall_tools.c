@@ -125,6 +125,12 @@ const struct toolcall_format toolcall_formats[] = {
 		.open = tc_python_open,
 		.bare = '[',
 	},
+	{
+		.name = "generic",
+		.closers = {"}"},
+		.open = tc_generic_open,
+		.bare = '{',
+	},
 	{0},
 };
 
@@ -145,7 +151,12 @@ const struct toolcall_format *toolcall_format_detect(const char *text, size_t le
 		if (i && !f->detect[i])
 			return f;
 	}
-	return NULL;
+	return toolcall_format_find("generic");
+}
+
+int toolcall_format_is_generic(const struct toolcall_format *f)
+{
+	return f && f->open == tc_generic_open;
 }
 
 const char *toolcall_format_name(const struct toolcall_format *f)

@@ -18,7 +18,6 @@ struct chunk {
 
 struct arena {
 	struct chunk *head;
-	size_t bytes;
 };
 
 struct arena *arena_new(void)
@@ -49,7 +48,6 @@ void *arena_try_alloc(struct arena *a, size_t bytes)
 		if (!c)
 			return NULL;
 		c->size = size;
-		a->bytes += size;
 		if (size != CHUNK_BYTES && a->head) {
 			/* insert a large piece behind the open chunk, which stays in use */
 			c->next = a->head->next;
@@ -78,13 +76,6 @@ void *arena_array(struct arena *a, size_t count, size_t size)
 	return arena_alloc(a, count * size);
 }
 
-char *arena_strndup(struct arena *a, const char *s, size_t len)
-{
-	char *p = arena_alloc(a, len + 1);
-	memcpy(p, s, len);
-	return p;
-}
-
 char *arena_printf(struct arena *a, const char *fmt, ...)
 {
 	va_list ap, again;
@@ -97,9 +88,4 @@ char *arena_printf(struct arena *a, const char *fmt, ...)
 		vsnprintf(p, (size_t)n + 1, fmt, again);
 	va_end(again);
 	return p;
-}
-
-size_t arena_bytes(const struct arena *a)
-{
-	return a->bytes;
 }

@@ -13,8 +13,6 @@ void arena_destroy(struct arena **a);
 void *arena_alloc(struct arena *a, size_t bytes);
 void *arena_try_alloc(struct arena *a, size_t bytes); /* NULL: out of memory */
 void *arena_array(struct arena *a, size_t count, size_t size);
-char *arena_strndup(struct arena *a, const char *s, size_t len);
 char *arena_printf(struct arena *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-size_t arena_bytes(const struct arena *a); /* of all its chunks */
 
 #endif

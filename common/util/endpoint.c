@@ -30,6 +30,21 @@ static int is_port(const char *text)
 	return port > 0 && port <= 65535;
 }
 
+int endpoint_is_host(const char *text)
+{
+	struct in_addr v4;
+	struct in6_addr v6;
+	size_t n = strcspn(text, "%"); /* an interface may follow: fe80::1%eth0 */
+	char address[INET6_ADDRSTRLEN];
+	if (memchr(text, ':', n)) {
+		snprintf(address, sizeof address, "%.*s", (int)(n < sizeof address ? n : 0), text);
+		return inet_pton(AF_INET6, address, &v6) == 1;
+	}
+	if (strspn(text, "0123456789.") == strlen(text))
+		return inet_pton(AF_INET, text, &v4) == 1;
+	return strspn(text, NAME_CHARACTERS) == strlen(text);
+}
+
 int endpoint_is_address(const char *text)
 {
 	char host[HOST_MAX];
@@ -37,7 +52,7 @@ int endpoint_is_address(const char *text)
 	for (const char *c = text; *c; c++)
 		if (*c <= ' ' || *c > '~' || strchr("\"'\\/@", *c))
 			return 0;
-	return port && is_port(port);
+	return port && is_port(port) && (endpoint_is_host(host) || endpoint_is_wildcard(text));
 }
 
 int endpoint_is_wildcard(const char *address)

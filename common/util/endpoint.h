@@ -6,6 +6,9 @@
 
 #define ENDPOINT_BYTES_MAX 200u /* of an endpoint, in messages and in the hand-over's reply */
 
+/* 1 if text is a host's name or address; without the brackets of an IPv6 address. What has digits
+ * and dots only is an address. */
+int endpoint_is_host(const char *text);
 /* 1 if text is HOST:PORT: printable, no quotes, no '/' or '@', a port from 1 to 65535. */
 int endpoint_is_address(const char *text);
 /* 1 if text is NAME@tcp://HOST:PORT of a host that can be connected to (no wildcard), in at most

@@ -115,30 +115,6 @@ void *queue_take(struct queue *q)
 	return item;
 }
 
-/* The monotonic time timeout_us from now, at most 100 years. */
-static struct timespec time_ahead(uint64_t timeout_us)
-{
-	const uint64_t limit_us = UINT64_C(100) * 365 * 86400 * 1000000;
-	uint64_t at = clock_us() + (timeout_us < limit_us ? timeout_us : limit_us);
-	return (struct timespec){.tv_sec = (time_t)(at / 1000000),
-	                         .tv_nsec = (long)(at % 1000000) * 1000};
-}
-
-int queue_take_timed(struct queue *q, uint64_t timeout_us, void **ret)
-{
-	struct timespec until = time_ahead(timeout_us);
-	pthread_mutex_lock(&q->lock);
-	while (!q->count && !q->closed)
-		if (pthread_cond_timedwait(&q->more, &q->lock, &until) == ETIMEDOUT)
-			break;
-	void *item = pop(q);
-	int r = item ? 0 : q->closed ? ERR_CLOSED : ERR_TIMEOUT;
-	pthread_mutex_unlock(&q->lock);
-	if (item)
-		*ret = item;
-	return r;
-}
-
 int queue_fd(const struct queue *q)
 {
 	return q->fd;
@@ -154,12 +130,4 @@ void queue_close(struct queue *q)
 		pthread_cond_broadcast(&q->more);
 	}
 	pthread_mutex_unlock(&q->lock);
-}
-
-size_t queue_count(struct queue *q)
-{
-	pthread_mutex_lock(&q->lock);
-	size_t n = q->count;
-	pthread_mutex_unlock(&q->lock);
-	return n;
 }

@@ -22,17 +22,13 @@ void queue_destroy(struct queue **q);
 int queue_put(struct queue *q, void *item);
 /* Waits for the oldest item. NULL once the queue is closed and drained. */
 void *queue_take(struct queue *q);
-/* Like queue_take, but waits at most timeout_us. 0, ERR_TIMEOUT, or ERR_CLOSED (closed and
- * drained). *ret is written only on 0. */
-int queue_take_timed(struct queue *q, uint64_t timeout_us, void **ret);
 /* Does not wait; NULL when empty. */
 void *queue_try(struct queue *q);
 /* Readable while the queue has items or is closed. The queue owns it: poll it, never read or close
  * it. */
 int queue_fd(const struct queue *q);
 /* Refuses further items and wakes all waiting threads. Consumers still get the remaining items,
- * then NULL or ERR_CLOSED. */
+ * then NULL. */
 void queue_close(struct queue *q);
-size_t queue_count(struct queue *q);
 
 #endif

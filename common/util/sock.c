@@ -254,9 +254,3 @@ int sock_peer_pidfd(int fd, pid_t *ret_pid)
 	*ret_pid = who.pid;
 	return p;
 }
-
-int sock_peer_dead(int pidfd)
-{
-	struct pollfd p = {.fd = pidfd, .events = POLLIN};
-	return poll(&p, 1, 0) > 0;
-}

@@ -40,8 +40,5 @@ ssize_t sock_recv(int fd, void *msg, size_t size, int *fds, unsigned max_fds, un
  * listen), or ERR_CLOSED (it is gone), ERR_UNSUPPORTED (it is in another pid namespace, or the
  * kernel has no pidfds), ERR_IO. */
 int sock_peer_pidfd(int fd, pid_t *ret_pid);
-/* 1 if the process has ended, else 0. Does not wait. The pidfd may also be put into an event loop:
- * it becomes readable when the process ends. */
-int sock_peer_dead(int pidfd);
 
 #endif

@@ -105,7 +105,7 @@ uint64_t batcher_growth(const struct batcher *b, const struct request_copy *req,
 {
 	if (req->pooling)
 		return 0;
-	uint64_t left = least(req->max_tokens - request_copy_index(req), b->config.growth_cap_tokens);
+	uint64_t left = least(req->max_tokens - request_copy_index(req), GROWTH_CAP_TOKENS);
 	return (uint64_t)ceil((double)left * ratio / b->w->info->kv.block_tokens);
 }
 
@@ -182,7 +182,7 @@ static int collect(struct batcher *b)
 		run_enter(b, r, r->blocks.n ? RUN_RUNNING : RUN_WAITING);
 	}
 	if (!list_empty(&b->own.running))
-		l->ratio = fmax(l->ratio - b->config.ratio_step, b->config.ratio_min);
+		l->ratio = fmax(l->ratio - GROWTH_STEP, b->config.ratio_min);
 	count_growth(b);
 	int go = !b->shared.stop;
 	pthread_mutex_unlock(&l->lock);
@@ -330,7 +330,7 @@ static Pds__Finish take_drawn(struct batcher *b, struct sequence_run *r,
 	struct worker *w = b->w;
 	struct request_copy *req = &r->req;
 	if (drafted)
-		drafts_recall(b, r);
+		drafts_recall(r);
 	for (uint32_t right = 0;; right++) {
 		const struct kern_drawn *s = &drawn[right];
 		uint32_t index = request_copy_index(req),
@@ -435,6 +435,7 @@ static void count_step(struct batcher *b, const struct batch_step *s, uint32_t r
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, of_prompts);
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
 	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, took);
+	stat_observe(svc_stats(w->svc), WS_STEP_TOKENS, rows);
 	/* rows of drafts and of those that decode cost more than rows of a prompt */
 	if (2 * of_prompts > rows && s->code == 0)
 		rates_note_compute(&w->rates, rows, took);

@@ -96,11 +96,20 @@ struct batch_step {
 	uint64_t begin_us;
 };
 
+/* How the share of tokens still allowed for which room is kept (growth_ratio) follows the load: a
+ * preemption costs a prompt computed again and raises it at once, as much as fifty steps without
+ * one lower it. */
+#define GROWTH_RISE 0.05
+#define GROWTH_STEP 0.001
+/* Growth counted for one sequence at most: a client that allows 100,000 tokens seldom gets them,
+ * and would keep the room of twenty others. */
+#define GROWTH_CAP_TOKENS 4096u
+
 struct batcher_config {
-	uint32_t growth_cap_tokens, chunk_tokens;
+	uint32_t chunk_tokens;
 	int save_preempted, keep_outputs;
 	uint64_t wait_us, restore_wait_us;
-	double ratio_first, ratio_min, ratio_step, ratio_rise;
+	double ratio_first, ratio_min;
 };
 
 /* The schedule thread's alone. */
@@ -199,9 +208,6 @@ static inline enum run_phase run_phase(const struct sequence_run *r)
  * preempt_wait_ms are given up if they are what the room lacks. Any thread. */
 int run_take_blocks(struct batcher *b, struct sequence_run *r, enum kv_state state,
                     uint64_t growth);
-/* Leading blocks of r that need not be computed if they are found. The last token always is, and
- * all of the prompt while its log-probabilities are owed. */
-uint32_t run_may_match(const struct sequence_run *r, const struct worker *w);
 /* A block for the next token of each running one, at the cost of the youngest; then rows for
  * drafts, as far as there is room. */
 void preempt_grow(struct batcher *b);
@@ -238,7 +244,7 @@ void drafts_plan(struct batcher *b);
 /* Where the device finds the draft of a span that continues another, if it has one. */
 void drafts_ask(struct batcher *b, struct sequence_run *r, struct engine_span *sp);
 /* Before the tokens of a step that drafted are taken: what the device looked for as well. */
-void drafts_recall(struct batcher *b, struct sequence_run *r);
+void drafts_recall(struct sequence_run *r);
 /* After each step in which r decodes; right: number of leading tokens of the draft that were
  * drawn. */
 void drafts_learn(struct batcher *b, struct sequence_run *r, uint32_t drafted, uint32_t right);
@@ -256,6 +262,8 @@ struct token_report *report_new(struct worker *w);
 /* The tokens of one sequence are added one after the other. */
 void report_token(struct token_report *t, const struct sequence_run *r, uint32_t index,
                   const struct kern_drawn *drawn, Pds__Finish finish);
+/* The prefill worker's timing goes with the sequence that was added last. */
+void report_prompt(struct token_report *t, const Pds__Timing *prompt);
 /* What the run took so far. */
 void report_timing(const struct sequence_run *r, Pds__Timing *t);
 void report_send(struct token_report *t); /* posts it to the loop, which sends and frees it */

@@ -3,22 +3,19 @@
  *
  * A sequence is one attempt of one request at this worker. Its states (sequence.c):
  *
- *   NEW -> COMPILING, QUEUED, ACTIVE, END    registered
- *   COMPILING -> QUEUED, ACTIVE, REFUSED, DROPPED, END    the compiler has its constraint
- *   QUEUED -> LEASED, REFUSED, END    a reservation that waits for room, in order
- *   LEASED -> ACTIVE, QUARANTINE, END    has blocks, which the messager fills; waits for KvReady
- *          and for the first token
- *   ACTIVE -> ENDING, END    the schedule thread has its run (joined after a hand-over, or
- *          submitted without a candidate)
- *   QUARANTINE -> UNREVOKED, END    given up while a messager may still write: the blocks stay
- *          until that messager acknowledges LEASE_REVOKE, or its process ends
- *   UNREVOKED -> QUARANTINE, END    likewise, but LEASE_REVOKE did not fit the link's window: it
- *          is sent again at the next tick
- *   DROPPED -> END    given up while the compiler has its constraint
- *   ENDING -> END    given up while the schedule thread has its run
- *   REFUSED -> END    told so; leaves no tombstone, as the same attempt may be asked for again
- *   END    nothing is held; the memory is freed
- */
+ *   COMPILING -> QUEUED, ACTIVE, GIVEN_UP    the compiler has its constraint, if it has one
+ *   QUEUED -> LEASED    a reservation that waits for room, in order
+ *   LEASED -> ACTIVE, QUARANTINE    has blocks, which the messager fills; waits for KvReady and for
+ *          the first token
+ *   ACTIVE -> GIVEN_UP    the schedule thread has its run (joined after a hand-over, or submitted
+ *          without a candidate)
+ *   QUARANTINE    given up while a messager may still write: the blocks stay until that messager
+ *          acknowledges LEASE_REVOKE, or its process ends
+ *   GIVEN_UP    while the compiler has its constraint, or the schedule thread its run: until that
+ *          thread gives it back
+ *
+ * Each of them may end: then nothing is held, and the memory is freed. An attempt that is refused
+ * leaves no tombstone, because the same one may be asked for again. */
 #ifndef DECODE_DECODE_H
 #define DECODE_DECODE_H
 
@@ -27,19 +24,14 @@
 #include "daemons/worker/stage.h"
 
 enum sequence_state {
-	SEQUENCE_NEW,
 	SEQUENCE_COMPILING,
 	SEQUENCE_QUEUED,
 	SEQUENCE_LEASED,
 	SEQUENCE_ACTIVE,
-	SEQUENCE_QUARANTINE, /* this one and those below: given up (sequence_is_given_up) */
-	SEQUENCE_UNREVOKED,
-	SEQUENCE_DROPPED,
-	SEQUENCE_ENDING,
-	SEQUENCE_REFUSED,
-	SEQUENCE_END,
-	SEQUENCE_STATE_COUNT
+	SEQUENCE_QUARANTINE,
+	SEQUENCE_GIVEN_UP
 };
+#define SEQUENCE_STATES (SEQUENCE_GIVEN_UP + 1)
 
 enum sequence_event {
 	SEQUENCE_ON_ENTER,        /* the state was entered just now */
@@ -78,7 +70,9 @@ struct sequence_lease {
 	uint64_t ready_us; /* when the KV was complete, 0: it is not */
 	uint64_t first_us; /* when the first token came, 0: it has not */
 	int in_order;      /* given back because this worker ends, or switches its role */
+	int revoked;       /* in QUARANTINE: LEASE_REVOKE was sent, or nobody needs it */
 	struct kern_drawn first;
+	Pds__Timing prompt; /* the prefill worker's, which came with the first token */
 };
 
 /* The loop's, except `run` while the schedule thread has it, and `shared`. */
@@ -86,6 +80,7 @@ struct sequence {
 	struct list node; /* of decode.sequences, by arrival */
 	struct worker *w;
 	enum sequence_state state;
+	int refused;                 /* it ends with this answer: no tombstone */
 	struct constraint_task form; /* its constraint */
 	char prefill[48];            /* the worker that reserved it; "": it was submitted to this one */
 	uint64_t prefill_epoch;
@@ -139,7 +134,7 @@ struct decode {
 	struct decode_config config;
 	struct list sequences;
 	struct map *by_key, *by_lease;
-	uint32_t n_sequences, count[SEQUENCE_STATE_COUNT];
+	uint32_t n_sequences, n_active, count[SEQUENCE_STATES];
 	int draining;
 	struct event *timer; /* pending while there are sequences */
 	struct reserve_queue queue;
@@ -155,7 +150,7 @@ static inline struct decode *decode_of(struct worker *w)
 /* Sequences whose run the schedule thread has. */
 static inline uint32_t decode_active(const struct decode *d)
 {
-	return d->count[SEQUENCE_ACTIVE] + d->count[SEQUENCE_ENDING];
+	return d->n_active;
 }
 
 /* stage.c: starts the timer if it does not run */
@@ -167,8 +162,8 @@ static inline int sequence_is_given_up(const struct sequence *q)
 {
 	return q->state >= SEQUENCE_QUARANTINE;
 }
-/* Registers a checked request in state NEW; its first event is ON_ENTER. NULL, fault and err when
- * it is refused (bounds, draining, size). */
+/* Registers a checked request in state COMPILING; its first event is ON_ENTER. NULL, fault and err
+ * when it is refused (bounds, draining, size). */
 struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const Pds__Request *r,
                               Pds__Fault *fault, struct err *err);
 struct sequence *sequence_find(struct decode *d, const struct msg_head *h);
@@ -203,16 +198,15 @@ uint64_t queue_estimate_of(struct decode *d, const struct sequence *q);
 /* Retry hint in us when the queue is full; never 0. */
 uint64_t queue_retry_after(struct decode *d);
 
-/* lease.c: what the states QUEUED, LEASED, QUARANTINE and UNREVOKED do; each only acts on its
+/* lease.c: what the states QUEUED, LEASED and QUARANTINE do; each only acts on its
  * sequence and answers, none of them steps */
 enum lease_verdict { LEASE_GRANTED, LEASE_MUST_WAIT };
 enum lease_verdict lease_try(struct sequence *q); /* the head of the queue */
 enum join_verdict { JOIN_RUNS, JOIN_ANSWERED };
 /* KV and first token are there: sends the first token. ANSWERED: it was the last one. */
 enum join_verdict lease_join(struct sequence *q);
-enum revoke_verdict { REVOKE_DONE, REVOKE_WINDOW_FULL };
 /* Tells the writer, if its link is up; else it is told when the link comes up. */
-enum revoke_verdict lease_revoke(struct sequence *q);
+void lease_revoke(struct sequence *q);
 void lease_send_grant(struct sequence *q);
 /* To the prefill worker that reserved q, if its link is up: place and estimate, or a refusal. */
 void lease_send_queued(struct sequence *q);

@@ -192,8 +192,8 @@ static struct sequence *reserve(struct worker *w, const struct msg_head *h, cons
                                 Pds__Fault *fault, struct err *err)
 {
 	struct decode *d = decode_of(w);
-	uint32_t waiting = d->count[SEQUENCE_QUEUED] + d->count[SEQUENCE_COMPILING] +
-	                   d->count[SEQUENCE_DROPPED];
+	uint32_t dropped = d->count[SEQUENCE_GIVEN_UP] + d->count[SEQUENCE_ACTIVE] - d->n_active,
+			 waiting = d->count[SEQUENCE_QUEUED] + d->count[SEQUENCE_COMPILING] + dropped;
 	*fault = PDS__FAULT__FAULT_DRAINING;
 	if (w->role != ROLE_DECODE) {
 		err_set(err, ERR_UNSUPPORTED, "role is %s: no hand-over", worker_role_name(w->role));
@@ -275,21 +275,20 @@ void on_renew(struct worker *w, struct peer *p, const struct msg_head *h,
 
 /* --- giving up ----------------------------------------------------------- */
 
-enum revoke_verdict lease_revoke(struct sequence *q)
+void lease_revoke(struct sequence *q)
 {
 	struct worker *w = q->w;
 	Pds__LeaseRevoke m = PDS__LEASE_REVOKE__INIT;
 	Pds__Lease l;
 	struct msg_head h;
+	q->lease.revoked = 1;
 	if (!w->messager || peer_epoch(w->messager) != q->lease.writer)
-		return REVOKE_DONE;
+		return;
 	fill_lease(q, &l);
 	request_copy_head(&q->run.req, &h);
 	m.lease = &l;
 	m.fault = q->lease.in_order ? PDS__FAULT__FAULT_DRAINING : PDS__FAULT__FAULT_LEASE_LOST;
-	return chan_send(svc_chan(w->svc), w->messager, MSG_LEASE_REVOKE, &h, &m.base) < 0
-	           ? REVOKE_WINDOW_FULL
-	           : REVOKE_DONE;
+	q->lease.revoked = chan_send(svc_chan(w->svc), w->messager, MSG_LEASE_REVOKE, &h, &m.base) == 0;
 }
 
 void lease_fail(struct sequence *q, const char *why, int by_prefill)
@@ -307,11 +306,6 @@ void lease_fail(struct sequence *q, const char *why, int by_prefill)
 	                                           .blame = by_prefill ? q->prefill : NULL});
 }
 
-static int is_fenced_off(const struct sequence *q)
-{
-	return q->state == SEQUENCE_QUARANTINE || q->state == SEQUENCE_UNREVOKED;
-}
-
 static void fenced(struct sequence *q, const char *how)
 {
 	log_req(LOG_INFO, &q->run.req.id, "fenced", "attempt=%u lease=%llu how=%s", q->run.req.attempt,
@@ -326,7 +320,7 @@ void lease_messager_gone(struct worker *w, uint64_t epoch)
 		if (q->lease.writer != epoch)
 			continue;
 		q->lease.writer = 0;
-		if (is_fenced_off(q))
+		if (q->state == SEQUENCE_QUARANTINE)
 			fenced(q, "process-gone");
 	}
 }
@@ -362,7 +356,7 @@ void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h,
 	/* One that does not have this worker's memory would write into whatever it has instead; and
 	 * nothing would report its end. */
 	a.refused = !(q && q->state == SEQUENCE_LEASED && !q->lease.ready_us &&
-	              peer_tag(p) == TAG_MESSAGER && attach_is_on(w->messager_attach, peer_epoch(p)) &&
+	              attach_is_on(w->messager_attach, peer_epoch(p)) &&
 	              is_of_ring(q, p, m->messager, m->prefill, m->prefill_epoch));
 	if (!a.refused) {
 		q->lease.writer = peer_epoch(p);
@@ -379,7 +373,7 @@ void on_lease_revoked(struct worker *w, struct peer *p, const struct msg_head *h
 {
 	struct sequence *q = by_lease(decode_of(w), ((const Pds__LeaseRevoked *)body)->lease);
 	(void)h;
-	if (q && is_fenced_off(q) && q->lease.writer == peer_epoch(p))
+	if (q && q->state == SEQUENCE_QUARANTINE && q->lease.writer == peer_epoch(p))
 		fenced(q, "acknowledged");
 }
 
@@ -409,6 +403,7 @@ enum join_verdict lease_join(struct sequence *q)
 	stat_observe_us(svc_stats(w->svc), WS_TRANSFER_SECONDS, r->transfer_us);
 	struct token_report *report = report_new(w);
 	report_token(report, r, index, &l->first, finish);
+	report_prompt(report, &l->prompt);
 	report_send(report);
 	return finish == PDS__FINISH__FINISH_NONE ? JOIN_RUNS : JOIN_ANSWERED;
 }
@@ -425,8 +420,7 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
 	svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
-	if (!q || q->state != SEQUENCE_LEASED || q->lease.ready_us || peer_tag(p) != TAG_MESSAGER ||
-	    peer_epoch(p) < q->lease.writer)
+	if (!q || q->state != SEQUENCE_LEASED || q->lease.ready_us || peer_epoch(p) < q->lease.writer)
 		return;
 	/* nobody can have written what nobody has opened; or another ring names this lease */
 	if (!q->lease.opened || !is_of_ring(q, p, m->messager, m->prefill, m->prefill_epoch))
@@ -439,14 +433,16 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
 	sequence_step(q, SEQUENCE_ON_KV_READY);
 }
 
-static void take_first(struct sequence *q, const Pds__Token *t)
+static void take_first(struct sequence *q, const Pds__FirstToken *m)
 {
 	struct kern_drawn *first = &q->lease.first;
+	const Pds__Token *t = m->token;
 	first->id = t->id;
 	first->logprob = t->logprob;
 	first->n_top = t->n_top < KERN_TOP_MAX ? (uint32_t)t->n_top : KERN_TOP_MAX;
 	for (uint32_t i = 0; i < first->n_top; i++)
 		first->top[i] = (struct kern_top){t->top[i]->id, t->top[i]->logprob};
+	q->lease.prompt = m->timing ? *m->timing : (Pds__Timing)PDS__TIMING__INIT;
 	q->lease.first_us = clock_us();
 }
 
@@ -470,6 +466,6 @@ void on_first_token(struct worker *w, struct peer *p, const struct msg_head *h,
 		sequence_step(q, SEQUENCE_ON_BAD_TOKEN);
 		return;
 	}
-	take_first(q, m->token);
+	take_first(q, m);
 	sequence_step(q, SEQUENCE_ON_FIRST_TOKEN);
 }

@@ -54,6 +54,14 @@ static int has_room(void *arg, uint32_t missing)
 	return want <= unused + ks.evictable;
 }
 
+/* Leading blocks of r that need not be computed if they are found. The last token always is, and
+ * all of the prompt while its log-probabilities are owed. */
+static uint32_t run_may_match(const struct sequence_run *r, const struct worker *w)
+{
+	int all = score_is_owed(&r->req, r->scored) || r->req.pooling == PDS__POOLING__POOLING_MEAN;
+	return all ? 0 : (r->req.n_tokens - 1) / w->info->kv.block_tokens;
+}
+
 int run_take_blocks(struct batcher *b, struct sequence_run *r, enum kv_state state, uint64_t growth)
 {
 	struct worker *w = b->w;
@@ -62,12 +70,6 @@ int run_take_blocks(struct batcher *b, struct sequence_run *r, enum kv_state sta
 		if (!room.is_pinned || writeout_wait(w->writeout, b->config.wait_us) != WRITEOUT_VOID)
 			return 0;
 	return 1;
-}
-
-uint32_t run_may_match(const struct sequence_run *r, const struct worker *w)
-{
-	int all = score_is_owed(&r->req, r->scored) || r->req.pooling == PDS__POOLING__POOLING_MEAN;
-	return all ? 0 : (r->req.n_tokens - 1) / w->info->kv.block_tokens;
 }
 
 /* One that was preempted leaves free what the running ones are expected to grow by: else it would
@@ -225,7 +227,7 @@ static void grow_ahead(struct batcher *b, struct sequence_run *r)
 static void raise_ratio(struct batcher *b)
 {
 	pthread_mutex_lock(&b->locked.lock);
-	b->locked.ratio = fmin(b->locked.ratio + b->config.ratio_rise, b->config.ratio_first);
+	b->locked.ratio = fmin(b->locked.ratio + GROWTH_RISE, b->config.ratio_first);
 	pthread_mutex_unlock(&b->locked.lock);
 }
 

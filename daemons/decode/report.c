@@ -10,7 +10,7 @@ struct report_entry {
 	char router[48];
 	uint64_t router_epoch;
 	Pds__SequenceTokens s;
-	Pds__Timing timing;
+	Pds__Timing timing, prompt;
 	uint32_t first; /* its s.n_tokens tokens begin at token_report.token[first] */
 	int sent;
 };
@@ -84,6 +84,13 @@ void report_token(struct token_report *t, const struct sequence_run *r, uint32_t
 	}
 }
 
+void report_prompt(struct token_report *t, const Pds__Timing *prompt)
+{
+	struct report_entry *e = &t->entry[t->n - 1];
+	e->prompt = *prompt;
+	e->s.prompt = &e->prompt;
+}
+
 static void report_free(struct token_report *t)
 {
 	for (uint32_t i = 0; i < t->n_tokens; i++)
@@ -106,8 +113,10 @@ static void send_to(struct token_report *t, uint32_t from, Pds__SequenceTokens *
 		    strcmp(e->router, first->router) != 0)
 			continue;
 		e->s.tokens = t->token + e->first;
-		if (e->s.timing)
-			e->s.timing = &e->timing; /* the array may have moved since */
+		if (e->s.timing) /* the array may have moved since */
+			e->s.timing = &e->timing;
+		if (e->s.prompt)
+			e->s.prompt = &e->prompt;
 		list[m.n_sequences++] = &e->s;
 		e->sent = 1;
 	}

@@ -69,22 +69,23 @@ struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const 
 	list_init(&q->place.node);
 	list_init(&q->run.node);
 	q->w = w;
+	q->state = SEQUENCE_COMPILING;
 	q->run.shared = &q->shared;
 	q->run.born_us = clock_us();
 	d->n_sequences++;
-	d->count[SEQUENCE_NEW]++;
+	d->count[q->state]++;
 	stat_add(svc_stats(w->svc), WS_REQUESTS, 1);
 	decode_watch(d);
 	return q;
 }
 
 /* Gives back what it has. */
-static void sequence_free(struct sequence *q, int leave_tombstone)
+static void sequence_free(struct sequence *q)
 {
 	struct decode *d = decode_of(q->w);
 	struct request_copy *req = &q->run.req;
 	struct attempt_key k = attempt_key(&req->id, req->attempt);
-	if (leave_tombstone)
+	if (!q->refused)
 		tombstone_add(d, &k, req->deadline_us);
 	seq_blocks_release(&q->run.blocks, q->w);
 	seq_blocks_fini(&q->run.blocks);
@@ -132,12 +133,31 @@ static void fail_late(struct sequence *q)
 
 /* --- states -------------------------------------------------------------- */
 
-static enum sequence_state step_new(struct sequence *q, enum sequence_event event)
+/* What a step returns when the sequence is over: nothing is held any more. */
+#define ENDS ((enum sequence_state)SEQUENCE_STATES)
+
+/* Tells who asked that it is not taken. */
+static enum sequence_state refuse_late(struct sequence *q)
 {
-	(void)event;
-	if (!constraint_is_ready(&q->run.req))
-		return SEQUENCE_COMPILING;
-	return *q->prefill ? SEQUENCE_QUEUED : SEQUENCE_ACTIVE;
+	Pds__Fault fault = PDS__FAULT__FAULT_DRAINING;
+	const char *text = decode_of(q->w)->draining ? "the decode worker is draining"
+	                                             : "the worker's role is mixed now: no hand-over";
+	if (q->form.code < 0) {
+		fault = q->form.code == ERR_NOMEM ? PDS__FAULT__FAULT_OVERLOADED
+		                                  : PDS__FAULT__FAULT_INVALID;
+		text = q->form.err.text;
+	}
+	uint64_t retry_us = fault == PDS__FAULT__FAULT_OVERLOADED ? CONSTRAINT_RETRY_US : 0;
+	if (*q->prefill) /* and not the router: the prefill worker asks its next candidate */
+		lease_send_deny(q, fault, text, retry_us);
+	else
+		request_copy_fail(&q->run.req, q->w,
+		                  &(struct worker_failure){.fault = fault,
+		                                           .retry = fault != PDS__FAULT__FAULT_INVALID,
+		                                           .text = text,
+		                                           .retry_after_us = retry_us});
+	q->refused = 1;
+	return ENDS;
 }
 
 static void compiled(struct svc *s, void *sequence)
@@ -161,6 +181,8 @@ static enum sequence_state step_compiling(struct sequence *q, enum sequence_even
 {
 	switch (event) {
 	case SEQUENCE_ON_ENTER:
+		if (constraint_is_ready(&q->run.req))
+			return *q->prefill ? SEQUENCE_QUEUED : SEQUENCE_ACTIVE;
 		q->form = (struct constraint_task){.req = &q->run.req,
 		                                   .work = constraint_compile,
 		                                   .cancelled = &q->shared.cancelled,
@@ -170,11 +192,11 @@ static enum sequence_state step_compiling(struct sequence *q, enum sequence_even
 		return SEQUENCE_COMPILING;
 	case SEQUENCE_ON_COMPILED:
 		if (q->form.code < 0 || takes_no_more(q))
-			return SEQUENCE_REFUSED;
+			return refuse_late(q);
 		return *q->prefill ? SEQUENCE_QUEUED : SEQUENCE_ACTIVE;
 	case SEQUENCE_ON_TICK: lease_send_queued_again(q); return SEQUENCE_COMPILING;
 	case SEQUENCE_ON_PREFILL_GONE:
-	case SEQUENCE_ON_CANCEL: return SEQUENCE_DROPPED;
+	case SEQUENCE_ON_CANCEL: return SEQUENCE_GIVEN_UP;
 	default: return SEQUENCE_COMPILING;
 	}
 }
@@ -194,7 +216,7 @@ static enum sequence_state step_queued(struct sequence *q, enum sequence_event e
 		lease_send_queued(q);
 		return SEQUENCE_QUEUED;
 	case SEQUENCE_ON_ROOM: return lease_try(q) == LEASE_GRANTED ? SEQUENCE_LEASED : SEQUENCE_QUEUED;
-	case SEQUENCE_ON_NO_HANDOVER: return SEQUENCE_REFUSED;
+	case SEQUENCE_ON_NO_HANDOVER: return refuse_late(q);
 	case SEQUENCE_ON_TICK: lease_send_queued_again(q); return SEQUENCE_QUEUED;
 	case SEQUENCE_ON_PREFILL_GONE:
 		/* The router is not told. A prefill worker that lives asks the next candidate, or fails the
@@ -203,8 +225,8 @@ static enum sequence_state step_queued(struct sequence *q, enum sequence_event e
 		        "attempt=%u prefill=%s why=\"its prefill worker is gone\"", q->run.req.attempt,
 		        q->prefill);
 		stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
-		return SEQUENCE_END;
-	case SEQUENCE_ON_CANCEL: return SEQUENCE_END;
+		return ENDS;
+	case SEQUENCE_ON_CANCEL: return ENDS;
 	default: return SEQUENCE_QUEUED;
 	}
 }
@@ -217,7 +239,7 @@ static enum sequence_state step_leased(struct sequence *q, enum sequence_event e
 	case SEQUENCE_ON_FIRST_TOKEN:
 		if (!q->lease.ready_us || !q->lease.first_us)
 			return SEQUENCE_LEASED;
-		return lease_join(q) == JOIN_RUNS ? SEQUENCE_ACTIVE : SEQUENCE_END;
+		return lease_join(q) == JOIN_RUNS ? SEQUENCE_ACTIVE : ENDS;
 	case SEQUENCE_ON_TICK:
 		if (clock_us() < q->lease.until_us)
 			return SEQUENCE_LEASED;
@@ -233,7 +255,7 @@ static enum sequence_state step_leased(struct sequence *q, enum sequence_event e
 	default: return SEQUENCE_LEASED;
 	}
 	if (!q->lease.writer)
-		return SEQUENCE_END;
+		return ENDS;
 	stat_add(svc_stats(q->w->svc), WS_FENCES, 1);
 	return SEQUENCE_QUARANTINE;
 }
@@ -242,29 +264,15 @@ static enum sequence_state step_quarantine(struct sequence *q, enum sequence_eve
 {
 	switch (event) {
 	case SEQUENCE_ON_ENTER:
-	case SEQUENCE_ON_MESSAGER_UP:
-		return lease_revoke(q) == REVOKE_DONE ? SEQUENCE_QUARANTINE : SEQUENCE_UNREVOKED;
-	case SEQUENCE_ON_FENCED: return SEQUENCE_END;
-	default: return SEQUENCE_QUARANTINE;
+	case SEQUENCE_ON_MESSAGER_UP: lease_revoke(q); break;
+	case SEQUENCE_ON_TICK: /* it did not fit the link's window */
+		if (!q->lease.revoked)
+			lease_revoke(q);
+		break;
+	case SEQUENCE_ON_FENCED: return ENDS;
+	default: break;
 	}
-}
-
-static enum sequence_state step_unrevoked(struct sequence *q, enum sequence_event event)
-{
-	(void)q;
-	switch (event) {
-	case SEQUENCE_ON_TICK:
-	case SEQUENCE_ON_MESSAGER_UP: return SEQUENCE_QUARANTINE;
-	case SEQUENCE_ON_FENCED: return SEQUENCE_END;
-	default: return SEQUENCE_UNREVOKED;
-	}
-}
-
-static enum sequence_state step_dropped(struct sequence *q, enum sequence_event event)
-{
-	if (event == SEQUENCE_ON_ENTER)
-		q->shared.cancelled = 1;
-	return event == SEQUENCE_ON_COMPILED ? SEQUENCE_END : SEQUENCE_DROPPED;
+	return SEQUENCE_QUARANTINE;
 }
 
 static void log_done(const struct sequence *q)
@@ -275,13 +283,16 @@ static void log_done(const struct sequence *q)
 	        "cancelled=%d",
 	        r->req.attempt, request_copy_index(&r->req), r->cached_tokens,
 	        (unsigned long long)(r->first_us ? r->done_us - r->first_us : 0), r->preemptions,
-	        r->drafted, r->accepted, q->state == SEQUENCE_ENDING);
+	        r->drafted, r->accepted, q->state == SEQUENCE_GIVEN_UP);
 }
 
 static enum sequence_state step_active(struct sequence *q, enum sequence_event event)
 {
 	switch (event) {
-	case SEQUENCE_ON_ENTER: batcher_add(&decode_of(q->w)->batcher, &q->run); return SEQUENCE_ACTIVE;
+	case SEQUENCE_ON_ENTER:
+		decode_of(q->w)->n_active++;
+		batcher_add(&decode_of(q->w)->batcher, &q->run);
+		return SEQUENCE_ACTIVE;
 	case SEQUENCE_ON_RETURNED:
 		if (q->run.failure.kind != FAILURE_NONE) {
 			struct worker_failure f = seq_failure_report(&q->run.failure, q->w);
@@ -292,45 +303,23 @@ static enum sequence_state step_active(struct sequence *q, enum sequence_event e
 			pooled_send(&q->run.req, q->w, q->run.hidden, &timing);
 		}
 		log_done(q);
-		return SEQUENCE_END;
-	case SEQUENCE_ON_CANCEL: return SEQUENCE_ENDING;
+		return ENDS;
+	case SEQUENCE_ON_CANCEL: return SEQUENCE_GIVEN_UP;
 	default: return SEQUENCE_ACTIVE;
 	}
 }
 
-static enum sequence_state step_ending(struct sequence *q, enum sequence_event event)
+static enum sequence_state step_given_up(struct sequence *q, enum sequence_event event)
 {
 	switch (event) {
 	case SEQUENCE_ON_ENTER:
 		q->shared.cancelled = 1;
 		batcher_kick(&decode_of(q->w)->batcher);
-		return SEQUENCE_ENDING;
-	case SEQUENCE_ON_RETURNED: log_done(q); return SEQUENCE_END;
-	default: return SEQUENCE_ENDING;
+		return SEQUENCE_GIVEN_UP;
+	case SEQUENCE_ON_RETURNED: log_done(q); return ENDS;
+	case SEQUENCE_ON_COMPILED: return ENDS;
+	default: return SEQUENCE_GIVEN_UP;
 	}
-}
-
-static enum sequence_state step_refused(struct sequence *q, enum sequence_event event)
-{
-	Pds__Fault fault = PDS__FAULT__FAULT_DRAINING;
-	const char *text = decode_of(q->w)->draining ? "the decode worker is draining"
-	                                             : "the worker's role is mixed now: no hand-over";
-	(void)event;
-	if (q->form.code < 0) {
-		fault = q->form.code == ERR_NOMEM ? PDS__FAULT__FAULT_OVERLOADED
-		                                  : PDS__FAULT__FAULT_INVALID;
-		text = q->form.err.text;
-	}
-	uint64_t retry_us = fault == PDS__FAULT__FAULT_OVERLOADED ? CONSTRAINT_RETRY_US : 0;
-	if (*q->prefill) /* and not the router: the prefill worker asks its next candidate */
-		lease_send_deny(q, fault, text, retry_us);
-	else
-		request_copy_fail(&q->run.req, q->w,
-		                  &(struct worker_failure){.fault = fault,
-		                                           .retry = fault != PDS__FAULT__FAULT_INVALID,
-		                                           .text = text,
-		                                           .retry_after_us = retry_us});
-	return SEQUENCE_END;
 }
 
 #define TO(s) (1u << SEQUENCE_##s)
@@ -339,20 +328,13 @@ static const struct {
 	const char *name;
 	unsigned followers;
 	enum sequence_state (*step)(struct sequence *q, enum sequence_event event);
-} states[SEQUENCE_STATE_COUNT] = {
-	[SEQUENCE_NEW] = {"new", TO(COMPILING) | TO(QUEUED) | TO(ACTIVE) | TO(END), step_new},
-	[SEQUENCE_COMPILING] = {"compiling",
-                            TO(QUEUED) | TO(ACTIVE) | TO(REFUSED) | TO(DROPPED) | TO(END),
-                            step_compiling},
-	[SEQUENCE_QUEUED] = {"queued", TO(LEASED) | TO(REFUSED) | TO(END), step_queued},
-	[SEQUENCE_LEASED] = {"leased", TO(ACTIVE) | TO(QUARANTINE) | TO(END), step_leased},
-	[SEQUENCE_ACTIVE] = {"active", TO(ENDING) | TO(END), step_active},
-	[SEQUENCE_QUARANTINE] = {"quarantine", TO(UNREVOKED) | TO(END), step_quarantine},
-	[SEQUENCE_UNREVOKED] = {"unrevoked", TO(QUARANTINE) | TO(END), step_unrevoked},
-	[SEQUENCE_DROPPED] = {"dropped", TO(END), step_dropped},
-	[SEQUENCE_ENDING] = {"ending", TO(END), step_ending},
-	[SEQUENCE_REFUSED] = {"refused", TO(END), step_refused},
-	[SEQUENCE_END] = {"end", 0, NULL},
+} states[SEQUENCE_STATES] = {
+	[SEQUENCE_COMPILING] = {"compiling", TO(QUEUED) | TO(ACTIVE) | TO(GIVEN_UP), step_compiling},
+	[SEQUENCE_QUEUED] = {"queued", TO(LEASED), step_queued},
+	[SEQUENCE_LEASED] = {"leased", TO(ACTIVE) | TO(QUARANTINE), step_leased},
+	[SEQUENCE_ACTIVE] = {"active", TO(GIVEN_UP), step_active},
+	[SEQUENCE_QUARANTINE] = {"quarantine", 0, step_quarantine},
+	[SEQUENCE_GIVEN_UP] = {"given_up", 0, step_given_up},
 };
 
 const char *sequence_state_name(enum sequence_state s)
@@ -360,38 +342,32 @@ const char *sequence_state_name(enum sequence_state s)
 	return states[s].name;
 }
 
-static void sequence_enter(struct sequence *q, enum sequence_state next)
-{
-	struct decode *d = decode_of(q->w);
-	if (!((states[q->state].followers >> next) & 1))
-		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->run.req.id),
-		      states[q->state].name, states[next].name);
-	log_req(LOG_DEBUG, &q->run.req.id, "sequence_state", "attempt=%u from=%s to=%s",
-	        q->run.req.attempt, states[q->state].name, states[next].name);
-	d->count[q->state]--;
-	d->count[next]++;
-	q->state = next;
-}
-
 /* Common to all states: ON_STOP ends it, and the deadline is a cancel. */
 void sequence_step(struct sequence *q, enum sequence_event event)
 {
+	struct decode *d = decode_of(q->w);
 	if (event == SEQUENCE_ON_TICK && !sequence_is_given_up(q) &&
 	    clock_us() >= q->run.req.deadline_us) {
 		fail_late(q);
 		event = SEQUENCE_ON_CANCEL;
 	}
 	for (;;) {
-		enum sequence_state was = q->state;
-		enum sequence_state next = event == SEQUENCE_ON_STOP ? SEQUENCE_END
-		                                                     : states[was].step(q, event);
+		enum sequence_state was = q->state,
+							next = event == SEQUENCE_ON_STOP ? ENDS : states[was].step(q, event);
 		if (next == was)
 			return;
-		sequence_enter(q, next);
-		if (next == SEQUENCE_END) {
-			sequence_free(q, was != SEQUENCE_REFUSED);
+		log_req(LOG_DEBUG, &q->run.req.id, "sequence_state", "attempt=%u from=%s to=%s",
+		        q->run.req.attempt, states[was].name, next == ENDS ? "end" : states[next].name);
+		if (next == ENDS) {
+			sequence_free(q);
 			return;
 		}
+		if (!((states[was].followers >> next) & 1))
+			PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->run.req.id),
+			      states[was].name, states[next].name);
+		d->count[was]--;
+		d->count[next]++;
+		q->state = next;
 		event = SEQUENCE_ON_ENTER;
 	}
 }
@@ -400,7 +376,8 @@ void sequence_step(struct sequence *q, enum sequence_event event)
 
 void sequence_returned(struct svc *s, void *run)
 {
+	struct sequence *q = list_entry((struct sequence_run *)run, struct sequence, run);
 	(void)s;
-	sequence_step(list_entry((struct sequence_run *)run, struct sequence, run),
-	              SEQUENCE_ON_RETURNED);
+	decode_of(q->w)->n_active--;
+	sequence_step(q, SEQUENCE_ON_RETURNED);
 }

@@ -11,15 +11,6 @@
 
 #define TIMER_US 50000u
 
-static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h,
-                     const ProtobufCMessage *body)
-{
-	(void)w;
-	(void)p;
-	(void)h;
-	(void)body; /* others connect to a decode worker; it connects to nobody */
-}
-
 static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
@@ -123,16 +114,6 @@ void restore_returned(struct svc *s, void *batcher)
 	role_look(d->w);
 }
 
-static void sample_waiting(struct decode *d)
-{
-	struct kv_stats ks;
-	if (!d->count[SEQUENCE_QUEUED])
-		return;
-	kv_pool_stats(d->w->pool, &ks);
-	stat_add(svc_stats(d->w->svc), WS_WAIT_SAMPLES, 1);
-	stat_add(svc_stats(d->w->svc), WS_WAIT_FREE, ks.by_state[KV_FREE] + ks.evictable);
-}
-
 static const struct timeval interval = {0, TIMER_US};
 
 /* Runs only while there are sequences: it does not wake an idle worker. */
@@ -144,7 +125,6 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	tombstone_expire(d, now);
 	queue_rates_update(d, now);
-	sample_waiting(d);
 	list_each_safe(it, nx, &d->sequences)
 		sequence_step(list_entry(it, struct sequence, node), SEQUENCE_ON_TICK);
 	queue_room(d);
@@ -172,7 +152,6 @@ static void read_config(struct decode *d, struct conf *c)
 		.lease_us = (uint64_t)conf_int(c, "lease_ms") * 1000u,
 	};
 	d->batcher.config = (struct batcher_config){
-		.growth_cap_tokens = (uint32_t)conf_int(c, "growth_cap_tokens"),
 		.chunk_tokens = (uint32_t)conf_int(c, "prefill_chunk_tokens"),
 		.save_preempted = conf_bool(c, "save_preempted_kv"),
 		.keep_outputs = conf_bool(c, "output_caching"),
@@ -180,8 +159,6 @@ static void read_config(struct decode *d, struct conf *c)
 		.restore_wait_us = (uint64_t)conf_int(c, "restore_wait_ms") * 1000u,
 		.ratio_first = first,
 		.ratio_min = fmin(conf_float(c, "growth_ratio_min"), first),
-		.ratio_step = conf_float(c, "growth_ratio_step"),
-		.ratio_rise = conf_float(c, "growth_ratio_rise"),
 	};
 }
 
@@ -320,9 +297,9 @@ static void status(struct worker *w, struct buf *out)
 	           decode_active(d), n_waiting(d), shared->preempted, batcher_ratio(&d->batcher),
 	           (unsigned long long)lease_growth(d),
 	           (unsigned long long)(queued ? queue_estimate(d, blocks, queued) : 0));
-	for (int i = SEQUENCE_COMPILING; i < SEQUENCE_REFUSED; i++)
-		buf_printf(out, "%s\"%s\":%u", i == SEQUENCE_COMPILING ? "" : ",",
-		           sequence_state_name((enum sequence_state)i), d->count[i]);
+	for (int i = 0; i < SEQUENCE_STATES; i++)
+		buf_printf(out, "%s\"%s\":%u", i ? "," : "", sequence_state_name((enum sequence_state)i),
+		           d->count[i]);
 	buf_adds(out, "}");
 	drafts_status(&d->batcher, out);
 }
@@ -334,7 +311,6 @@ static const char *reason(struct worker *w, uint32_t block)
 }
 
 static const struct stage_msg messages[] = {
-	{&pds__peers__descriptor, on_peers},
 	{&pds__submit__descriptor, on_submit},
 	{&pds__cancel__descriptor, on_cancel},
 	{&pds__reserve__descriptor, on_reserve},

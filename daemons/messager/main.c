@@ -66,44 +66,44 @@ static const struct conf_key keys[] = {
 	{"stall_ms", CONF_INT, "2000", 10, 600000, "ms", 1,
      "longest time that a transfer waits for progress of the prefill worker, for the decode "
      "worker's memory, for a link or for an answer; then it ends",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"slice_kb", CONF_INT, "1024", 16, 1048576, "KiB", 1,
-     "bytes copied before the messager handles other events", NULL},
+     "bytes copied before the messager handles other events", NULL, CONF_BY_NAME},
 	{"scan_ms", CONF_INT, "20", 1, 10000, "ms", 1,
      "while transfers are open, the messager checks the transfer rings this often, even without a "
      "doorbell",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"data_port", CONF_INT, "0", 0, 65535, "", 0,
      "TCP port at the address of `listen` where messagers of other hosts send KV; 0: any free one",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"data_connections", CONF_INT, "2", 1, TCP_CONNECTIONS_MAX, "connections", 0,
-     "TCP connections to each messager that this host sends KV to", NULL},
+     "TCP connections to each messager that this host sends KV to", NULL, CONF_BY_NAME},
 	{"data_encrypted", CONF_BOOL, "true", 0, 0, "", 0,
      "encrypt KV on its way to and from other hosts; false only on a network that you trust: it is "
      "still authenticated, but can be read. If either end wants it, it is encrypted",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"rdma", CONF_STRING, "off", 0, 0, "", 0,
      "RDMA to the messagers of other hosts that have it, for KV in host memory. auto: if this host "
      "has "
      "a device; required: this messager does not start without one, and neither sends nor takes KV "
      "by "
      "TCP",
-     "auto|off|required"},
+     "auto|off|required", CONF_BY_NAME},
 	{"rdma_device", CONF_STRING, "", 0, 255, "", 0,
      "names of the RDMA devices to use, such as \"mlx5_0, mlx5_1\"; empty: all that have an active "
      "port. KV goes through the one that is nearest to its memory (NUMA node)",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"rdma_port", CONF_INT, "0", 0, 255, "", 0, "port of each RDMA device; 0: the first active one",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"rdma_gid_index", CONF_INT, "-1", -1, 255, "", 0,
      "index of the port's GID; -1: RoCE v2 with the address of a local interface, if there is one",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"canary_ms", CONF_INT, "5000", 0, 3600000, "ms", 0,
      "a small transfer to each messager of another host at this interval shows that the way works "
      "and how fast (pdctl links); 0: none",
-     NULL},
+     NULL, CONF_BY_NAME},
 	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0, "maximum number of attached workers",
-     NULL},
+     NULL, CONF_BY_NAME},
 	CONF_END,
 };
 

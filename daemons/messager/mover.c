@@ -211,7 +211,6 @@ struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch
 	if (ring)
 		w->notes = mem_array(ring_slots(ring), sizeof *w->notes);
 	list_push_back(&m->workers, &w->node);
-	m->n_workers++;
 	return w;
 }
 
@@ -295,7 +294,6 @@ void mover_remove(struct mover *m, struct mover_worker *w)
 	revoked_forget(m->revoked, w->name, w->epoch);
 	list_remove(&w->node);
 	if (!w->via) {
-		m->n_workers--;
 		if (m->out.unmap)
 			m->out.unmap(m->out.arg, &w->region);
 		kv_region_fini(&w->region);
@@ -312,11 +310,6 @@ struct mover_worker *mover_find(const struct mover *m, const char *name)
 			return worker_entry(it);
 	}
 	return NULL;
-}
-
-uint32_t mover_workers(const struct mover *m)
-{
-	return m->n_workers;
 }
 
 /* --- messages ------------------------------------------------------------ */

@@ -164,7 +164,6 @@ int mover_find_local(const struct mover *m, const char *name, uint64_t epoch,
  * unmapped. */
 void mover_remove(struct mover *m, struct mover_worker *w);
 struct mover_worker *mover_find(const struct mover *m, const char *name);
-uint32_t mover_workers(const struct mover *m); /* of this host */
 
 /* Messages from this epoch of a worker. A message that fits no transfer is ignored; LEASE_REVOKE is
  * always answered. */
@@ -202,6 +201,5 @@ void mover_transfers_json(const struct mover *m, struct buf *out); /* array */
 void mover_workers_json(const struct mover *m, struct buf *out);   /* array */
 
 const char *transfer_state_name(enum transfer_state s);
-const char *transfer_end_name(enum transfer_end e);
 
 #endif

@@ -107,7 +107,7 @@ struct mover {
 	struct mover_out out;
 	struct mover_limits limits;
 	struct list workers, transfers;
-	uint32_t n_workers, n_transfers, n_untold, n_owed;
+	uint32_t n_transfers, n_untold, n_owed;
 	struct revoked *revoked;
 	struct once logged;
 	uint64_t bytes, now_us;         /* now: of the present call */

@@ -506,6 +506,8 @@ static void state_of(const struct remote *o, struct path_state *s)
 	*s = (struct path_state){.transport = "-", .up = o->trouble};
 	if (o->via.path)
 		o->via.ops->path_state(o->via.path, s);
+	else if (o->peer && peer_refusal(o->peer))
+		snprintf(s->last_error, sizeof s->last_error, "%s", peer_refusal(o->peer));
 }
 
 unsigned remotes_json(const struct remotes *r, struct buf *out)

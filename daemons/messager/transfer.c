@@ -47,7 +47,7 @@ const char *transfer_state_name(enum transfer_state s)
 	return names[s];
 }
 
-const char *transfer_end_name(enum transfer_end e)
+static const char *transfer_end_name(enum transfer_end e)
 {
 	static const char *const names[] = {
 #define X(name, text) [END_##name] = text,

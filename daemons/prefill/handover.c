@@ -95,6 +95,6 @@ const char *handover_late(const struct job *j)
 {
 	if (clock_us() - j->run.done_us <= prefill_of(j->w)->conf.stall_us)
 		return NULL;
-	return j->state == JOB_MOVED ? "the decode worker does not acknowledge the first token"
-	                             : "the messager does not report the transfer as done";
+	return j->sent ? "the decode worker does not acknowledge the first token"
+	               : "the messager does not report the transfer as done";
 }

@@ -1,7 +1,7 @@
 /* job.c - the state machine of a job; prefill.h draws it. All of it runs on the loop's thread.
  *
- * Each state has a step function: it acts on an event and returns the next state. Helpers in other
- * files return verdicts and never step a job themselves.
+ * Each state has a step function: it acts on an event and returns the next state, or ENDS. Helpers
+ * in other files return verdicts and never step a job themselves.
  *
  * What always holds: the ring slot is cancelled before blocks go back, so that a late reader fails
  * its mark; a job that a thread has is not freed before it comes back; blocks that storage may
@@ -14,6 +14,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+/* What a step returns when the job is over. */
+#define ENDS ((enum job_state)JOB_STATES)
 
 void job_release_blocks(struct job *j)
 {
@@ -82,53 +85,34 @@ void job_fail(struct job *j, const struct worker_failure *f)
 
 /* --- to a grant ---------------------------------------------------------- */
 
-static enum job_state step_new(struct job *j, enum job_event e)
-{
-	(void)j;
-	return e == JE_BEGIN ? JOB_PREPARE : JOB_NEW;
-}
-
 static enum job_state step_prepare(struct job *j, enum job_event e)
 {
 	if (e == JE_ENTER)
 		prepare_hash(&prefill_of(j->w)->prepare, &j->prepare);
-	if (e == JE_DROP)
-		return JOB_DROPPED;
 	if (e != JE_BACK)
 		return JOB_PREPARE;
-	return read_look_up(j) ? JOB_LOOKUP : job_is_alone(j) ? JOB_SHARE : JOB_PARKED;
+	return read_look_up(j) ? JOB_LOOKUP : job_is_alone(j) ? JOB_SHARE : JOB_RESERVE;
 }
 
 static enum job_state step_lookup(struct job *j, enum job_event e)
 {
-	if (e == JE_DROP) {
-		store_cancel(j->w->store, j->stored.batch);
-		return JOB_DROPPED;
-	}
 	if (e != JE_BACK)
 		return JOB_LOOKUP;
-	return job_is_alone(j) ? JOB_SHARE : JOB_PARKED;
+	return job_is_alone(j) ? JOB_SHARE : JOB_RESERVE;
 }
 
-static enum job_state step_parked(struct job *j, enum job_event e)
+static enum job_state step_reserve(struct job *j, enum job_event e)
 {
-	if (e != JE_ENTER && e != JE_CHECK)
-		return JOB_PARKED;
-	switch (reserve_place(j)) {
-	case RESERVE_ASKED: return JOB_ASKED;
-	case RESERVE_MUST_WAIT: return JOB_PARKED;
-	default: give_up_failed(j, reserve_failure(j)); return JOB_END;
-	}
-}
-
-static enum job_state step_asked(struct job *j, enum job_event e)
-{
-	switch (e) {
-	case JE_CHECK: return reserve_move(j) ? JOB_ASKED : JOB_PARKED;
-	case JE_REFUSED: return JOB_PARKED;
-	case JE_GRANTED: return JOB_SHARE;
-	default: return JOB_ASKED;
-	}
+	if (e == JE_GRANTED)
+		return JOB_SHARE;
+	if (e != JE_ENTER && e != JE_CHECK && e != JE_REFUSED)
+		return JOB_RESERVE;
+	if (j->reserve.asked && reserve_move(j))
+		return JOB_RESERVE;
+	if (reserve_place(j) != RESERVE_NONE_LEFT)
+		return JOB_RESERVE;
+	give_up_failed(j, reserve_failure(j));
+	return ENDS;
 }
 
 /* --- to the schedule ----------------------------------------------------- */
@@ -145,7 +129,7 @@ static enum job_state step_share(struct job *j, enum job_event e)
 		return JOB_SHARE;
 	if (!j->blocks.n)
 		return JOB_TAKE;
-	return job_is_alone(j) ? JOB_RUN : JOB_SLOT;
+	return JOB_RUN;
 }
 
 static void note_taken(struct job *j)
@@ -154,38 +138,43 @@ static void note_taken(struct job *j)
 	j->shared.computed = j->start_tokens;
 }
 
+static void wait_for_room(struct job *j, int waits)
+{
+	struct prefill *s = prefill_of(j->w);
+	if (j->waits_room != waits)
+		*(j->state == JOB_TAKE ? &s->n_blocked : &s->n_slotless) += waits ? 1 : -1;
+	j->waits_room = waits;
+}
+
 static enum job_state step_take(struct job *j, enum job_event e)
 {
 	struct prefill *s = prefill_of(j->w);
-	if (e == JE_DROP)
-		return JOB_DROPPED;
-	if (e == JE_ENTER) {
+	switch (e) {
+	case JE_ROOM: wait_for_room(j, 0); /* fall through */
+	case JE_ENTER:
 		/* others wait for blocks, and the first of them may be trying at this moment */
-		if (s->retrying != j && (s->count[JOB_BLOCKED] || s->retrying)) {
+		if (s->retrying != j && (s->n_blocked || s->retrying)) {
 			stage_soon(s, SOON_BLOCKED);
-			return JOB_BLOCKED;
+			wait_for_room(j, 1);
+			return JOB_TAKE;
 		}
 		j->releases = s->releases;
 		prepare_take(&s->prepare, &j->prepare, &j->req, s->retrying == j);
-	}
-	if (e != JE_BACK)
 		return JOB_TAKE;
+	case JE_BACK: break;
+	default: return JOB_TAKE;
+	}
 	if (j->prepare.failure.kind != FAILURE_NONE) {
 		give_up_failed(j, seq_failure_report(&j->prepare.failure, j->w));
-		return JOB_END;
+		return ENDS;
 	}
 	if (!j->blocks.n) {
 		writeout_hurry(j->w->writeout);
-		return JOB_BLOCKED;
+		wait_for_room(j, 1);
+		return JOB_TAKE;
 	}
 	note_taken(j);
 	return JOB_READ;
-}
-
-static enum job_state step_blocked(struct job *j, enum job_event e)
-{
-	(void)j;
-	return e == JE_ROOM ? JOB_TAKE : JOB_BLOCKED;
 }
 
 static enum job_state step_read(struct job *j, enum job_event e)
@@ -241,14 +230,6 @@ static int publish(struct job *j)
 	return 1;
 }
 
-static enum job_state step_slot(struct job *j, enum job_event e)
-{
-	int first = prefill_of(j->w)->count[JOB_SLOT] == 1;
-	if (e != JE_ROOM && !(e == JE_ENTER && first))
-		return JOB_SLOT;
-	return publish(j) ? JOB_RUN : JOB_SLOT;
-}
-
 /* --- in the schedule ----------------------------------------------------- */
 
 static void start_run(struct job *j)
@@ -287,22 +268,21 @@ static int run_over(struct job *j)
 
 static enum job_state step_run(struct job *j, enum job_event e)
 {
+	struct prefill *s = prefill_of(j->w);
 	switch (e) {
-	case JE_ENTER: start_run(j); return JOB_RUN;
-	case JE_DROP: schedule_kick(&prefill_of(j->w)->schedule); return JOB_DROPPED;
-	case JE_SENT: return JOB_EARLY;
-	case JE_BACK: return run_over(j) ? JOB_COMPUTED : JOB_END;
+	case JE_ENTER: /* by arrival: one that waits for a slot comes first */
+	case JE_ROOM:
+		if (job_is_alone(j) || ((e == JE_ROOM || !s->n_slotless) && publish(j))) {
+			wait_for_room(j, 0);
+			start_run(j);
+		} else {
+			wait_for_room(j, 1);
+		}
+		return JOB_RUN;
+	case JE_SENT: j->sent = 1; return JOB_RUN;
+	case JE_BACK: return run_over(j) ? JOB_HANDOVER : ENDS;
 	default: return JOB_RUN;
 	}
-}
-
-static enum job_state step_early(struct job *j, enum job_event e)
-{
-	if (e == JE_DROP)
-		return JOB_DROPPED;
-	if (e == JE_BACK)
-		return run_over(j) ? JOB_MOVED : JOB_END;
-	return JOB_EARLY;
 }
 
 /* --- hand-over ----------------------------------------------------------- */
@@ -312,37 +292,24 @@ static int fail_late(struct job *j)
 {
 	const char *text = handover_late(j);
 	if (text)
-		give_up_failed(
-			j, (struct worker_failure){.fault = PDS__FAULT__FAULT_STALLED,
-		                               .retry = 1,
-		                               .text = text,
-		                               .blame = j->state == JOB_MOVED ? job_decode_name(j) : NULL});
+		give_up_failed(j, (struct worker_failure){.fault = PDS__FAULT__FAULT_STALLED,
+		                                          .retry = 1,
+		                                          .text = text,
+		                                          .blame = j->sent ? job_decode_name(j) : NULL});
 	return text != NULL;
 }
 
-static enum job_state step_computed(struct job *j, enum job_event e)
+static enum job_state step_handover(struct job *j, enum job_event e)
 {
-	if (e == JE_SENT)
-		return JOB_MOVED;
-	if (e == JE_ACKED)
-		return JOB_ACKED;
-	return e == JE_CHECK && fail_late(j) ? JOB_END : JOB_COMPUTED;
-}
-
-static enum job_state step_acked(struct job *j, enum job_event e)
-{
-	if (e == JE_SENT)
-		return JOB_END;
-	return e == JE_CHECK && fail_late(j) ? JOB_END : JOB_ACKED;
-}
-
-static enum job_state step_moved(struct job *j, enum job_event e)
-{
-	if (e == JE_ENTER)
+	j->sent |= e == JE_SENT;
+	j->acked |= e == JE_ACKED;
+	if (e == JE_CHECK && fail_late(j))
+		return ENDS;
+	if (j->sent && j->acked)
+		return ENDS;
+	if (j->sent)
 		handover_release(j);
-	if (e == JE_ACKED)
-		return JOB_END;
-	return e == JE_CHECK && fail_late(j) ? JOB_END : JOB_MOVED;
+	return JOB_HANDOVER;
 }
 
 /* --- end ----------------------------------------------------------------- */
@@ -350,28 +317,23 @@ static enum job_state step_moved(struct job *j, enum job_event e)
 static enum job_state step_dropped(struct job *j, enum job_event e)
 {
 	(void)j;
-	return e == JE_BACK ? JOB_END : JOB_DROPPED;
+	return e == JE_BACK ? ENDS : JOB_DROPPED;
 }
 
-static enum job_state step_end(struct job *j, enum job_event e)
+static void job_end(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
 	struct attempt_key k = attempt_key(&j->req.id, j->req.attempt);
-	(void)e;
+	wait_for_room(j, 0);
 	reserve_uncount(j);
 	read_leave(j);
 	job_leave_ring(j);
 	job_release_blocks(j);
 	stage_soon(s, SOON_BLOCKED); /* jobs that were blocked behind it */
 	map_remove(s->by_key, k.b);
-	return JOB_END;
-}
-
-static void job_free(struct job *j)
-{
-	struct prefill *s = prefill_of(j->w);
 	list_remove(&j->node);
-	s->count[JOB_END]--;
+	list_remove(&j->wait);
+	s->count[j->state]--;
 	reserve_fini(j);
 	seq_blocks_fini(&j->blocks);
 	free(j->lease.dst);
@@ -391,68 +353,57 @@ static const struct {
 	unsigned next;
 	enum job_state (*step)(struct job *j, enum job_event e);
 } states[] = {
-	[JOB_NEW] = {"new", TO(PREPARE) | TO(END), step_new},
-	[JOB_PREPARE] = {"prepare", TO(LOOKUP) | TO(PARKED) | TO(SHARE) | TO(DROPPED) | TO(END),
-                     step_prepare},
-	[JOB_LOOKUP] = {"lookup", TO(PARKED) | TO(SHARE) | TO(DROPPED) | TO(END), step_lookup},
-	[JOB_PARKED] = {"parked", TO(ASKED) | TO(END), step_parked},
-	[JOB_ASKED] = {"asked", TO(PARKED) | TO(SHARE) | TO(END), step_asked},
-	[JOB_SHARE] = {"share", TO(TAKE) | TO(SLOT) | TO(RUN) | TO(END), step_share},
-	[JOB_TAKE] = {"take", TO(BLOCKED) | TO(READ) | TO(DROPPED) | TO(END), step_take},
-	[JOB_BLOCKED] = {"blocked", TO(TAKE) | TO(END), step_blocked},
-	[JOB_READ] = {"read", TO(TAKE) | TO(SHARE) | TO(END), step_read},
-	[JOB_SLOT] = {"slot", TO(RUN) | TO(END), step_slot},
-	[JOB_RUN] = {"run", TO(EARLY) | TO(COMPUTED) | TO(DROPPED) | TO(END), step_run},
-	[JOB_EARLY] = {"early", TO(MOVED) | TO(DROPPED) | TO(END), step_early},
-	[JOB_COMPUTED] = {"computed", TO(ACKED) | TO(MOVED) | TO(END), step_computed},
-	[JOB_ACKED] = {"acked", TO(END), step_acked},
-	[JOB_MOVED] = {"moved", TO(END), step_moved},
-	[JOB_DROPPED] = {"dropped", TO(END), step_dropped},
-	[JOB_END] = {"end", 0, step_end},
+	[JOB_PREPARE] = {"prepare", TO(LOOKUP) | TO(RESERVE) | TO(SHARE) | TO(DROPPED), step_prepare},
+	[JOB_LOOKUP] = {"lookup", TO(RESERVE) | TO(SHARE) | TO(DROPPED), step_lookup},
+	[JOB_RESERVE] = {"reserve", TO(SHARE), step_reserve},
+	[JOB_SHARE] = {"share", TO(TAKE) | TO(RUN), step_share},
+	[JOB_TAKE] = {"take", TO(READ) | TO(DROPPED), step_take},
+	[JOB_READ] = {"read", TO(TAKE) | TO(SHARE), step_read},
+	[JOB_RUN] = {"run", TO(HANDOVER) | TO(DROPPED), step_run},
+	[JOB_HANDOVER] = {"handover", 0, step_handover},
+	[JOB_DROPPED] = {"dropped", 0, step_dropped},
 };
-
-static int may_follow(enum job_state from, enum job_state to)
-{
-	return (states[from].next >> to) & 1;
-}
 
 const char *job_state_name(enum job_state s)
 {
 	return states[s].name;
 }
 
-static void job_enter(struct job *j, enum job_state next)
+/* Cancelled or failed. A thread or a look-up that has the job gives it back soon. */
+static enum job_state drop(struct job *j)
 {
-	struct prefill *s = prefill_of(j->w);
-	enum job_state was = j->state;
-	if (!may_follow(was, next))
-		PANIC("job %s: state %s may not follow %s", log_reqid(&j->req.id), job_state_name(next),
-		      job_state_name(was));
-	log_req(LOG_DEBUG, &j->req.id, "job_state", "attempt=%u from=%s to=%s", j->req.attempt,
-	        job_state_name(was), job_state_name(next));
-	s->count[was]--;
-	s->count[next]++;
-	j->state = next;
-	list_remove(&j->wait);
-	/* an EARLY job still computes for those that share its prefix */
-	if ((was == JOB_RUN && next != JOB_EARLY) || was == JOB_EARLY)
-		share_left(j);
+	if (j->state == JOB_LOOKUP)
+		store_cancel(j->w->store, j->stored.batch);
+	if (job_is_scheduled(j))
+		schedule_kick(&prefill_of(j->w)->schedule);
+	int has_it = (states[j->state].next >> JOB_DROPPED & 1) && !j->waits_room;
+	return has_it ? JOB_DROPPED : ENDS;
 }
 
 enum job_state job_step(struct job *j, enum job_event e)
 {
-	int has_step_for_drop = may_follow(j->state, JOB_DROPPED);
-	enum job_state was = j->state,
-				   next = e == JE_DROP && !has_step_for_drop ? JOB_END : states[was].step(j, e);
-	while (next != j->state) {
-		job_enter(j, next);
-		next = states[next].step(j, JE_ENTER);
+	struct prefill *s = prefill_of(j->w);
+	for (;;) {
+		enum job_state was = j->state, next = e == JE_DROP ? drop(j) : states[was].step(j, e);
+		if (next == was)
+			return was;
+		log_req(LOG_DEBUG, &j->req.id, "job_state", "attempt=%u from=%s to=%s", j->req.attempt,
+		        states[was].name, next == ENDS ? "end" : states[next].name);
+		if (was == JOB_RUN)
+			share_left(j); /* it computes no more */
+		if (next == ENDS) {
+			job_end(j);
+			return next;
+		}
+		if (!(states[was].next >> next & 1))
+			PANIC("job %s: state %s may not follow %s", log_reqid(&j->req.id), states[next].name,
+			      states[was].name);
+		s->count[was]--;
+		s->count[next]++;
+		j->state = next;
+		list_remove(&j->wait);
+		e = JE_ENTER;
 	}
-	if (prefill_baseline)
-		prefill_baseline->stepped(j, was);
-	if (next == JOB_END)
-		job_free(j);
-	return next;
 }
 
 void job_init(struct job *j, struct prefill *s)
@@ -472,7 +423,7 @@ void job_init(struct job *j, struct prefill *s)
 	j->run.alone = job_is_alone(j);
 	map_put(s->by_key, k.b, j);
 	list_push_back(&s->jobs, &j->node);
-	s->count[JOB_NEW]++;
+	s->count[JOB_PREPARE]++;
 	stage_jobs(s, 1);
 }
 
@@ -490,7 +441,8 @@ void job_prepare_back(struct svc *svc, void *prepare)
 	int room_made = s->releases != j->releases;
 	if (s->retrying == j)
 		s->retrying = NULL;
-	if ((job_step(j, JE_BACK) != JOB_BLOCKED || room_made) && s->count[JOB_BLOCKED])
+	int blocked = job_step(j, JE_BACK) == JOB_TAKE && j->waits_room;
+	if ((!blocked || room_made) && s->n_blocked)
 		stage_soon(s, SOON_BLOCKED); /* the next may be tried */
 }
 
@@ -507,14 +459,16 @@ void job_retry_blocked(struct prefill *s)
 {
 	struct job *first = NULL;
 	int slots = 1;
-	if (!s->count[JOB_BLOCKED] && !s->count[JOB_SLOT])
+	if (!s->n_blocked && !s->n_slotless)
 		return;
 	list_each_safe(it, nx, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
-		if (j->state == JOB_BLOCKED && !first)
+		if (!j->waits_room)
+			continue;
+		if (j->state == JOB_RUN && slots)
+			slots = job_step(j, JE_ROOM) != JOB_RUN || !j->waits_room;
+		else if (j->state == JOB_TAKE && !first)
 			first = j;
-		else if (j->state == JOB_SLOT && slots)
-			slots = job_step(j, JE_ROOM) != JOB_SLOT;
 	}
 	if (first && !s->retrying) {
 		s->retrying = first;

@@ -3,43 +3,36 @@
  * A job is an attempt at this prefill worker. Only job_step changes its state, on the loop's
  * thread:
  *
- *   NEW -> PREPARE, END                 accepted. A benchmark may hold jobs back here
- *   PREPARE -> LOOKUP, PARKED, SHARE, DROPPED, END  a prepare thread hashes the prompt and probes
- *                                       the prefix index
- *   LOOKUP -> PARKED, SHARE, DROPPED, END  storage was asked which further blocks it has
- *   PARKED -> ASKED, END                no decode worker may be asked now; holds no thread and no
- *                                       blocks
- *   ASKED -> PARKED, SHARE, END         a decode worker was asked for a lease
- *   SHARE -> TAKE, SLOT, RUN, END       a running job computes blocks of its prefix, which it waits
- *                                       for, holding nothing but the lease. Nothing to wait for:
- *                                       it goes on at once
- *   TAKE -> BLOCKED, READ, DROPPED, END  a prepare thread matches the prefix and takes blocks
- *   BLOCKED -> TAKE, END                this pool has no room; tried again, by arrival, when blocks
- *                                       are given back
- *   READ -> TAKE, SHARE, END            storage writes prefix blocks. Nothing worth reading: it
- *                                       goes on at once
- *   SLOT -> RUN, END                    all slots of the ring are taken; waits with its blocks
- *   RUN -> EARLY, COMPUTED, DROPPED, END  published to the messager, and in the schedule
- *   EARLY -> MOVED, DROPPED, END        all is computed, and KvSent came before the schedule thread
- *                                       gave the job back
- *   COMPUTED -> ACKED, MOVED, END       the first token was sent; waits for KvSent and for the
- *                                       first token's acknowledgement
- *   ACKED -> END                        waits for KvSent only
- *   MOVED -> END                        waits for the acknowledgement only; slot and blocks are
- *                                       given back
- *   DROPPED -> END                      cancelled or failed, but a thread or a look-up has it
- *   END                                 everything is given back; job_step frees the job
+ *   PREPARE -> LOOKUP, RESERVE, SHARE, DROPPED  a prepare thread hashes the prompt and probes the
+ *                           prefix index
+ *   LOOKUP -> RESERVE, SHARE, DROPPED  storage was asked which further blocks it has
+ *   RESERVE -> SHARE        a decode worker is asked for a lease, or none may be asked now and the
+ *                           job is parked; it holds no thread and no blocks
+ *   SHARE -> TAKE, RUN      a running job computes blocks of its prefix, which it waits for,
+ *                           holding nothing but the lease. Nothing to wait for: it goes on at once
+ *   TAKE -> READ, DROPPED   a prepare thread matches the prefix and takes blocks; or this pool has
+ *                           no room (waits_room): tried again, by arrival, when blocks are given
+ *                           back
+ *   READ -> TAKE, SHARE     storage writes prefix blocks. Nothing worth reading: it goes on at once
+ *   RUN -> HANDOVER, DROPPED  published to the messager, and in the schedule; or all slots of the
+ *                           ring are taken (waits_room), and it waits with its blocks
+ *   HANDOVER                the first token was sent; waits for KvSent, which gives slot and blocks
+ *                           back, and for the first token's acknowledgement, in any order. KvSent
+ *                           may come before the schedule thread gives the job back
+ *   DROPPED                 cancelled or failed, but a thread or a look-up has it
+ *
+ * Each of them may end: everything is given back then, and job_step frees the job.
  *
  * A job without candidates ends with its prefill, because it makes an embedding or its answer is a
- * single token: it goes from PREPARE or LOOKUP to SHARE, has no slot, and RUN ends it.
+ * single token: it goes from PREPARE or LOOKUP to SHARE, has no slot, and ends in RUN.
  *
  * A cancel sets `shared.cancelled`: a thread that has the job gives it back soon, and DROPPED ends
  * then.
  *
- * Who waits for whom: PARKED and ASKED wait for a decode worker and hold nothing; SHARE waits for a
- * RUN or EARLY job and holds nothing but the lease; BLOCKED and SLOT wait for RUN, COMPUTED and
- * ACKED jobs. Those wait only for the device, the messager and the decode worker's acknowledgement,
- * at most stall_ms. So no circle can arise. */
+ * Who waits for whom: RESERVE waits for a decode worker and holds nothing; SHARE waits for a job in
+ * the schedule and holds nothing but the lease; who waits for blocks or a slot waits for jobs in
+ * the schedule and in HANDOVER. Those wait only for the device, the messager and the decode
+ * worker's acknowledgement, at most stall_ms. So no circle can arise. */
 #ifndef PREFILL_PREFILL_H
 #define PREFILL_PREFILL_H
 
@@ -54,35 +47,26 @@
 #define READ_PART_BLOCKS 16u /* blocks of one batch of a read */
 
 enum job_state {
-	JOB_NEW,
 	JOB_PREPARE,
 	JOB_LOOKUP,
-	JOB_PARKED,
-	JOB_ASKED,
+	JOB_RESERVE,
 	JOB_SHARE,
 	JOB_TAKE,
-	JOB_BLOCKED,
 	JOB_READ,
-	JOB_SLOT,
 	JOB_RUN,
-	JOB_EARLY,
-	JOB_COMPUTED,
-	JOB_ACKED,
-	JOB_MOVED,
-	JOB_DROPPED,
-	JOB_END,
-	JOB_STATE_COUNT
+	JOB_HANDOVER,
+	JOB_DROPPED
 };
+#define JOB_STATES (JOB_DROPPED + 1)
 
 enum job_event {
 	JE_ENTER,   /* the state was just entered */
-	JE_BEGIN,   /* NEW: its turn has come */
 	JE_BACK,    /* the thread or the look-up that had it is done */
 	JE_CHECK,   /* time has passed, or a decode worker or its link has changed */
-	JE_GRANTED, /* ASKED: the lease is there */
-	JE_REFUSED, /* ASKED: the candidate denied, or is left for another */
+	JE_GRANTED, /* RESERVE: the lease is there */
+	JE_REFUSED, /* RESERVE: the candidate denied, or is left for another */
 	JE_PREFIX,  /* SHARE: the blocks are published, or their job computes no more */
-	JE_ROOM,    /* BLOCKED, SLOT: try again */
+	JE_ROOM,    /* waits_room: try again */
 	JE_READ,    /* READ: storage is done */
 	JE_SENT,    /* KvSent */
 	JE_ACKED,   /* the first token's acknowledgement */
@@ -182,6 +166,8 @@ struct job {
 	uint64_t accepted_us, reserve_us;
 	uint32_t start_tokens; /* not computed here: matched and read */
 	uint64_t releases;     /* the stage's count when a thread got the job */
+	int waits_room;        /* in TAKE for blocks, in RUN for a slot; no thread has it */
+	int sent, acked;       /* KvSent, and the first token's acknowledgement, have come */
 	Pds__Finish finish;
 	struct job_reserve reserve;
 	struct job_lease lease;
@@ -209,16 +195,6 @@ struct prefill_conf {
 
 struct prefill;
 
-/* Only benchmarks have one (tests/bench/baseline); all run on the loop. */
-struct prefill_baseline {
-	/* the stage has started */
-	void (*start)(struct prefill *s);
-	/* 1: the job stays in NEW until the baseline steps it with JE_BEGIN */
-	int (*holds)(struct job *j);
-	/* called after each step; the job is freed afterwards if its state is END */
-	void (*stepped)(struct job *j, enum job_state was);
-};
-
 struct prefill {
 	struct prefill_conf conf;
 	/* the loop's */
@@ -227,7 +203,8 @@ struct prefill {
 	struct map *by_key;   /* attempt_key -> job */
 	struct job **by_slot; /* ring slot -> job */
 	uint32_t n_jobs;
-	uint32_t count[JOB_STATE_COUNT];
+	uint32_t count[JOB_STATES];
+	uint32_t n_blocked, n_slotless; /* jobs with waits_room, in TAKE and in RUN */
 	uint64_t next_seq;
 	int draining;
 	struct svc_timer *timer; /* only while there are jobs */
@@ -244,8 +221,6 @@ struct prefill {
 	struct schedule schedule;
 };
 
-extern const struct prefill_baseline *prefill_baseline; /* NULL in service */
-
 static inline struct prefill *prefill_of(struct worker *w)
 {
 	return w->state;
@@ -258,15 +233,17 @@ void stage_leased(struct prefill *s, uint64_t lease_us);
 void stage_jobs(struct prefill *s, int by);
 
 /* job.c */
-/* Lets the job act on the event and enter the states that follow. Returns the last one; END: the
- * job is freed. */
+/* Lets the job act on the event and enter the states that follow. Returns the last one; JOB_STATES:
+ * the job has ended and is freed. */
 enum job_state job_step(struct job *j, enum job_event e);
 /* Cancels the job everywhere and ends it, or has it end when the thread that has it is done. */
 void job_drop(struct job *j, const char *why);
 /* The same after telling the router. */
 void job_fail(struct job *j, const struct worker_failure *f);
 const char *job_state_name(enum job_state s);
-void job_init(struct job *j, struct prefill *s); /* its request is set */
+/* Registers an accepted job, whose request is set, in state PREPARE; JE_ENTER is its first
+ * event. */
+void job_init(struct job *j, struct prefill *s);
 void job_retry_blocked(struct prefill *s);
 void job_release_blocks(struct job *j);
 void job_leave_ring(struct job *j);
@@ -276,7 +253,13 @@ void job_run_back(struct svc *svc, void *run);
 /* It has a lease, or needs none, and has not ended. */
 static inline int job_is_leased(const struct job *j)
 {
-	return j->state >= JOB_SHARE && j->state <= JOB_MOVED;
+	return j->state >= JOB_SHARE && j->state <= JOB_HANDOVER;
+}
+
+/* The schedule thread has it. */
+static inline int job_is_scheduled(const struct job *j)
+{
+	return j->state == JOB_RUN && !j->waits_room;
 }
 
 /* Nothing follows its prefill, so it has no lease, no transfer and no slot of the ring. */
@@ -317,7 +300,6 @@ enum reserve_verdict {
 	RESERVE_NONE_LEFT /* all candidates are closed: reserve_failure says why */
 };
 struct decode_target *target_get(struct prefill *s, const char *name, uint64_t epoch);
-void target_put(struct decode_target *t);
 void reserve_link(struct prefill *s, struct peer *p, int up);
 /* Why an attempt fails whose decode worker is gone. */
 Pds__Fault reserve_gone_fault(const struct decode_target *t);

@@ -51,7 +51,7 @@ struct decode_target *target_get(struct prefill *s, const char *name, uint64_t e
 	return t;
 }
 
-void target_put(struct decode_target *t)
+static void target_put(struct decode_target *t)
 {
 	if (--t->refs)
 		return;
@@ -156,6 +156,7 @@ static int ask(struct job *j, struct candidate *c)
 		                "the link to the decode worker is full");
 		return 0;
 	}
+	list_remove(&j->wait); /* parked no more */
 	r->asked = c;
 	r->inflight = t;
 	r->asked_us = now;

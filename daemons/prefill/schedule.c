@@ -74,14 +74,9 @@ void schedule_sweep(struct schedule *s, int all)
 static int collect(struct schedule *s)
 {
 	pthread_mutex_lock(&s->lock);
-	for (;;) {
-		if (s->before_step)
-			s->before_step(s);
-		if (!list_empty(&s->inbox) || (!list_empty(&s->running) && !s->stalled) || s->kicked ||
-		    s->stop)
-			break;
+	while (list_empty(&s->inbox) && (list_empty(&s->running) || s->stalled) && !s->kicked &&
+	       !s->stop)
 		pthread_cond_wait(&s->wake, &s->lock);
-	}
 	list_each_safe(it, nx, &s->inbox) {
 		list_remove(it);
 		list_push_back(&s->running, it);
@@ -364,6 +359,7 @@ static void whole_step(struct schedule *s, uint32_t n)
 	w->progress++;
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
 	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);
+	stat_observe(svc_stats(w->svc), WS_STEP_TOKENS, rows);
 	rates_note_compute(&w->rates, rows, clock_us() - begin);
 }
 

@@ -56,9 +56,6 @@ struct schedule {
 	/* on the loop, each gets the struct job_run; published: blocks that were `wanted` are there */
 	void (*back)(struct svc *svc, void *run);
 	void (*published)(struct svc *svc, void *run);
-	/* Only benchmarks set it (tests/bench/baseline): called with `lock` held before jobs are
-	 * collected for a step; may wait on `wake`. */
-	void (*before_step)(struct schedule *s);
 	/* from the configuration */
 	enum prefill_order order;
 	uint64_t ageing_us;

@@ -21,7 +21,7 @@ static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
 	*ret_blocks = 0;
 	list_each(it, &s->jobs) { /* those that are alone have no slot */
 		struct job *a = list_entry(it, struct job, node);
-		if ((a->state != JOB_RUN && a->state != JOB_EARLY) || a->blocks.n_hashes <= have)
+		if (!job_is_scheduled(a) || a->blocks.n_hashes <= have)
 			continue;
 		uint32_t n = seq_blocks_common(&a->blocks, &j->blocks, j->prepare.may_match);
 		if (n > have && n > a->blocks.published && n > *ret_blocks) {

@@ -16,8 +16,6 @@
 
 static void on_timer(struct svc *svc, void *arg);
 
-const struct prefill_baseline *prefill_baseline;
-
 /* --- soon ---------------------------------------------------------------- */
 
 static void look_soon(struct svc *svc, void *arg)
@@ -157,14 +155,10 @@ static void note_keyless(struct prefill *s, const char *names)
 		                   "(pdctl keygen, pdctl keys): nothing is handed over to them"));
 }
 
-static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h,
-                     const ProtobufCMessage *body)
+static void on_peers(struct worker *w, const Pds__Peers *m)
 {
-	const Pds__Peers *m = (const Pds__Peers *)body;
 	char keyless[sizeof prefill_of(w)->keyless] = "";
 	int r = 0;
-	(void)p;
-	(void)h;
 	close_dead_links(prefill_of(w));
 	for (size_t i = 0; i < m->n_peers && r != ERR_FULL; i++) {
 		if (strcmp(m->peers[i]->role, "decode") != 0)
@@ -229,8 +223,7 @@ static void accept_job(struct prefill *s, struct job *j, const Pds__Submit *m)
 	stat_add(svc_stats(j->w->svc), WS_REQUESTS, 1);
 	log_req(LOG_INFO, &j->req.id, "accepted", "attempt=%u tokens=%u candidates=%u", j->req.attempt,
 	        j->req.n_tokens, j->reserve.n);
-	if (!prefill_baseline || !prefill_baseline->holds(j))
-		job_step(j, JE_BEGIN);
+	job_step(j, JE_ENTER);
 }
 
 /* Copies the request. -1: *f says why it is not accepted; its text may be in err. */
@@ -306,7 +299,7 @@ static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h
 static struct job *find_asked(struct worker *w, const struct peer *p, const struct msg_head *h)
 {
 	struct job *j = find(prefill_of(w), h);
-	return j && j->state == JOB_ASKED && strcmp(peer_name(p), job_decode_name(j)) == 0 ? j : NULL;
+	return j && j->state == JOB_RESERVE && strcmp(peer_name(p), job_decode_name(j)) == 0 ? j : NULL;
 }
 
 static void on_queued(struct worker *w, struct peer *p, const struct msg_head *h,
@@ -394,7 +387,7 @@ static void on_transfer_failed(struct worker *w, struct peer *p, const struct ms
 	struct job *j = of_slot(w, m->slot, m->generation);
 	(void)p;
 	(void)h;
-	if (j && j->state != JOB_EARLY) /* a transfer that was sent cannot fail */
+	if (j && !j->sent) /* a transfer that was sent cannot fail */
 		job_fail(j, &(struct worker_failure){.fault = m->fault,
 		                                     .retry = 1,
 		                                     .text = m->text,
@@ -417,7 +410,7 @@ static void decode_lost(struct job *j, int restarts)
 	                           .retry = 1,
 	                           .text = "the decode worker is gone",
 	                           .blame = restarts ? NULL : t->name};
-	if (j->state != JOB_ASKED) {
+	if (j->state != JOB_RESERVE) {
 		job_fail(j, &f);
 		return;
 	}
@@ -455,10 +448,9 @@ static void check_waits(struct job *j, uint64_t now)
 		.fault = PDS__FAULT__FAULT_PEER_LOST,
 		.retry = 1,
 		.text = "the prefill worker's messager is gone or silent"};
-	int moved = j->state == JOB_EARLY || j->state == JOB_MOVED;
 	if (now >= j->req.deadline_us)
 		job_fail(j, &late);
-	else if (!job_is_alone(j) && !moved && !tell_has_messager(&j->w->tell))
+	else if (!job_is_alone(j) && !j->sent && !tell_has_messager(&j->w->tell))
 		job_fail(j, &no_messager);
 	else
 		job_step(j, JE_CHECK);
@@ -562,8 +554,6 @@ static int start(struct worker *w, struct err *err)
 	s->by_key = map_new(ATTEMPT_KEY_BYTES);
 	s->by_slot = mem_array(ring_slots(w->ring), sizeof *s->by_slot);
 	configure(s);
-	if (prefill_baseline)
-		prefill_baseline->start(s);
 	int r = prepare_start(&s->prepare, s->conf.max_jobs, err);
 	return r < 0 ? r : schedule_start(&s->schedule, err);
 }
@@ -591,11 +581,6 @@ static void abort_all(struct worker *w, const char *why)
 {
 	list_each_safe(it, nx, &prefill_of(w)->jobs)
 		fail_draining(list_entry(it, struct job, node), why);
-}
-
-static void role_changed(struct worker *w)
-{
-	(void)w; /* it serves one role only */
 }
 
 /* A write-out has ended: its blocks can be taken. */
@@ -638,10 +623,9 @@ static void count_jobs(const struct prefill *s, uint32_t *running, uint32_t *wai
 	*running = 0;
 	list_each(it, &s->jobs) {
 		const struct job *j = list_entry(it, struct job, node);
-		*running += (j->state == JOB_RUN || j->state == JOB_EARLY) && j->shared.begun_us;
+		*running += job_is_scheduled(j) && j->shared.begun_us;
 	}
-	*waiting = s->n_jobs - *running - s->count[JOB_COMPUTED] - s->count[JOB_ACKED] -
-	           s->count[JOB_MOVED];
+	*waiting = s->n_jobs - *running - s->count[JOB_HANDOVER];
 }
 
 static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
@@ -652,7 +636,7 @@ static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 /* In TAKE a prepare thread may be taking them. */
 static int has_blocks(const struct job *j)
 {
-	return j->state >= JOB_READ && j->state <= JOB_ACKED;
+	return j->state >= JOB_READ && j->state <= JOB_HANDOVER;
 }
 
 static void requests(struct worker *w, struct buf *out)
@@ -682,10 +666,11 @@ static void status(struct worker *w, struct buf *out)
 	uint32_t running, waiting;
 	count_jobs(s, &running, &waiting);
 	buf_printf(out, ",\"running\":%u,\"waiting\":%u,\"jobs\":{", running, waiting);
-	for (int i = JOB_PREPARE; i < JOB_END; i++)
-		buf_printf(out, "%s\"%s\":%u", i == JOB_PREPARE ? "" : ",",
-		           job_state_name((enum job_state)i), s->count[i]);
-	buf_printf(out, "},\"ring_used\":%u,\"inflight\":{", ring_used(w->ring));
+	for (int i = 0; i < JOB_STATES; i++)
+		buf_printf(out, "%s\"%s\":%u", i ? "," : "", job_state_name((enum job_state)i),
+		           s->count[i]);
+	buf_printf(out, ",\"blocked\":%u,\"slotless\":%u},\"ring_used\":%u,\"inflight\":{",
+	           s->n_blocked, s->n_slotless, ring_used(w->ring));
 	list_each(it, &s->targets) {
 		const struct decode_target *t = list_entry(it, struct decode_target, node);
 		buf_addc(out, first ? ' ' : ',');
@@ -702,7 +687,6 @@ static const char *reason(struct worker *w, uint32_t block)
 }
 
 static const struct stage_msg messages[] = {
-	{&pds__peers__descriptor, on_peers},
 	{&pds__submit__descriptor, on_submit},
 	{&pds__cancel__descriptor, on_cancel},
 	{&pds__queued__descriptor, on_queued},
@@ -720,7 +704,7 @@ const struct stage_ops prefill_stage = {
 	.start = start,
 	.drain = drain,
 	.abort = abort_all,
-	.role_changed = role_changed,
+	.peers = on_peers,
 	.idle = idle,
 	.stop = stop,
 	.peer_up = peer_up,

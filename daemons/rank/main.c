@@ -1,29 +1,30 @@
-/* main.c - pdrank: one rank of a worker with tensor_parallel above 1. The worker starts it with a
- * socket as descriptor 3. */
+/* main.c - pdrank: a process of a worker's engine. Started by a worker with a socket as descriptor
+ * 3 it is a rank of its group (tensor_parallel, pipeline_parallel); with a configuration it is a
+ * daemon that offers itself as a stage of a pipeline on this host (rank.h), whose process it
+ * starts. */
+#include "rank.h"
+
 #include "engine/engine.h"
 #include "util/check.h"
+#include "util/child.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 
-enum { RANK_FD = 3 };
+/* A worker or pdrank says what the process is to be in one word: "stage", or a rank's number. */
+static int is_started(int argc, char **argv)
+{
+	int type = 0;
+	socklen_t size = sizeof type;
+	return argc == 2 && argv[1][0] != '-' &&
+	       getsockopt(CHILD_FD, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
+}
 
 int main(int argc, char **argv)
 {
-	if (argc > 1 && (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0)) {
-		puts("usage: pdrank\n"
-		     "Computes its share of a model's heads and columns. A worker with tensor_parallel\n"
-		     "above 1 starts it and hands it a socket; it cannot be run by hand.");
-		return 0;
-	}
-	int type = 0;
-	socklen_t size = sizeof type;
-	if (getsockopt(RANK_FD, SOL_SOCKET, SO_TYPE, &type, &size) < 0 || type != SOCK_SEQPACKET) {
-		fprintf(stderr, "pdrank: started by workers with tensor_parallel above 1; it cannot be run "
-		                "by hand\n");
-		return 2;
-	}
+	if (!is_started(argc, argv))
+		return rank_daemon(argc, argv);
 	check_crashes();
-	return engine_rank_main(RANK_FD);
+	return strcmp(argv[1], "stage") == 0 ? engine_stage_main(CHILD_FD) : engine_rank_main(CHILD_FD);
 }

@@ -159,10 +159,15 @@ static void got_heartbeat(struct svc *s, struct peer *p, const struct msg_head *
                           const ProtobufCMessage *body)
 {
 	struct worker_record *w = sender(p);
-	(void)s;
+	const Pds__Heartbeat *b = (const Pds__Heartbeat *)body;
+	const struct router *r = svc_data(s);
 	(void)head;
-	if (w)
-		registry_beat(w, (const Pds__Heartbeat *)body, clock_us());
+	if (!w)
+		return;
+	/* what was before the link's first heartbeat is not of this router's time */
+	if (w->has_heartbeat && b->preemptions > w->beat.preemptions)
+		stat_add(r->stats, STAT_PREEMPTIONS, b->preemptions - w->beat.preemptions);
+	registry_beat(w, b, clock_us());
 }
 
 static void got_kv_events(struct svc *s, struct peer *p, const struct msg_head *head,
@@ -177,8 +182,8 @@ static void got_kv_events(struct svc *s, struct peer *p, const struct msg_head *
 		svc_refuse(s, p, MSG_KV_EVENTS, "it is none of the workers");
 }
 
-/* A worker has switched its role, or its messager has come or gone. Peers are told, and attempts
- * that wait for such a worker are tried again. What runs there goes on. */
+/* A worker has switched its role, its messager has come or gone, or it was drained. Peers are told,
+ * and attempts that wait for such a worker are tried again. What runs there goes on. */
 static void got_worker_update(struct svc *s, struct peer *p, const struct msg_head *head,
                               const ProtobufCMessage *body)
 {
@@ -194,8 +199,8 @@ static void got_worker_update(struct svc *s, struct peer *p, const struct msg_he
 		log_warn("worker_update_refused", "worker=%s why=%s", w->name, log_quote(why));
 		return;
 	}
-	log_notice("worker_update", "worker=%s from=%s role=%s requests=%u", w->name,
-	           worker_role_name(had), worker_role_name(w->role), w->requests);
+	log_notice("worker_update", "worker=%s from=%s role=%s drained=%d requests=%u", w->name,
+	           worker_role_name(had), worker_role_name(w->role), w->drained, w->requests);
 	owe_peers(r);
 	attempts_worker_up(&r->attempts);
 }

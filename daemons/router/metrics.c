@@ -17,6 +17,9 @@ const struct stat_def router_stats[STAT_COUNT] = {
 	[STAT_PREFIX_QUERIES] = {"vllm:prefix_cache_queries_total",
                              "prompt tokens that were looked up in the caches", STAT_COUNTER},
 	[STAT_PREFIX_HITS] = {"vllm:prefix_cache_hits_total", "of these: cached", STAT_COUNTER},
+	[STAT_PREEMPTIONS] = {"vllm:num_preemptions_total",
+                          "sequences that workers preempted, as their heartbeats tell",
+                          STAT_COUNTER},
 	[STAT_SUCCESS_STOP] = {"pdserve_answers_stop_total",
                            "answers that ended by an end-of-sequence token or a stop string",
                            STAT_COUNTER},
@@ -26,12 +29,27 @@ const struct stat_def router_stats[STAT_COUNT] = {
                    "time from a request's arrival to its first token", STAT_SECONDS},
 	[STAT_TPOT] = {"vllm:time_per_output_token_seconds",
                    "mean time per token of an answer, without its first token", STAT_SECONDS},
+	[STAT_REQUEST_TPOT] = {"vllm:request_time_per_output_token_seconds",
+                           "the same as vllm:time_per_output_token_seconds, as vLLM names it "
+                           "now",
+                           STAT_SECONDS},
 	[STAT_ITL] = {"vllm:inter_token_latency_seconds", "time from a token to the next of its answer",
                   STAT_SECONDS},
 	[STAT_QUEUE] = {"vllm:request_queue_time_seconds",
                     "time that a request waited for its prompt's computation", STAT_SECONDS},
+	[STAT_PREFILL] = {"vllm:request_prefill_time_seconds",
+                      "time from the first chunk of an answer's prompt to its first token, at the "
+                      "worker that computed it",
+                      STAT_SECONDS},
+	[STAT_DECODE] = {"vllm:request_decode_time_seconds",
+                     "time from an answer's first token to its last one", STAT_SECONDS},
 	[STAT_E2E] = {"vllm:e2e_request_latency_seconds",
                   "time from a request's arrival to its last token", STAT_SECONDS},
+	[STAT_ANSWER_PROMPT] = {"vllm:request_prompt_tokens",
+                            "tokens of the prompt of each answer or embedding", STAT_SIZES},
+	[STAT_ANSWER_TOKENS] = {"vllm:request_generation_tokens", "tokens of each answer", STAT_SIZES},
+	[STAT_ANSWER_LONGEST] = {"vllm:request_max_num_generation_tokens",
+                             "tokens of the longest answer to each prompt (n)", STAT_SIZES},
 	[STAT_HTTP_REQUESTS] = {"pdserve_http_requests_total", "requests received", STAT_COUNTER},
 	[STAT_HTTP_CONNECTIONS] = {"pdserve_http_connections", "open client connections", STAT_GAUGE},
 	[STAT_HTTP_REFUSED] = {"pdserve_http_refused_total",
@@ -189,51 +207,89 @@ static void metrics_refresh(struct router *r)
 	stat_set_value(r->stats, STAT_RETRY_AFTER, router_retry_after_s(r));
 }
 
-static const struct {
-	const char *name, *help, *type;
-} worker_metrics[] = {
-	{"pdserve_worker_up", "1 while the worker is connected", "gauge"},
-	{"pdserve_worker_running", "sequences or jobs in its schedule", "gauge"},
-	{"pdserve_worker_waiting", "accepted and not running yet", "gauge"},
-	{"pdserve_worker_blocks", "KV blocks of its pool", "gauge"},
-	{"pdserve_worker_blocks_free", "KV blocks free or evictable", "gauge"},
-	{"pdserve_worker_prompt_tokens_total", "prompt tokens since its start", "counter"},
-	{"pdserve_worker_generated_tokens_total", "tokens generated since its start", "counter"},
-	{"pdserve_worker_cached_tokens_total", "prompt tokens that were cached", "counter"},
-	{"pdserve_worker_preemptions_total", "sequences that were preempted", "counter"},
-	{"pdserve_worker_tokens_in_flight", "tokens of this router's attempts there", "gauge"},
-	{"pdserve_worker_backlog_tokens",
-     "of these: uncached prompt tokens that are not computed yet; tokens in storage count by the "
-     "cost of reading them",
-     "gauge"},
-	{"pdserve_worker_kv_index_entries", "blocks known to be cached there", "gauge"},
-	{"pdserve_worker_kv_memory_entries", "blocks known to be in its host's storage, in memory",
-     "gauge"},
-	{"pdserve_worker_kv_disk_entries", "blocks known to be in its host's storage, on disk",
-     "gauge"},
-	{"pdserve_worker_breaker_open", "1 while the worker is left out because it failed, or on trial",
-     "gauge"},
-	{"pdserve_worker_draining", "1 while it takes no new work", "gauge"},
+const struct stat_family router_families[FAMILY_COUNT] = {
+	[FAMILY_KV_USAGE] = {{"vllm:kv_cache_usage_perc", "part of the KV blocks in use, 0 to 1",
+                          STAT_GAUGE},
+                         "model_name"},
+	[FAMILY_SUCCESS] = {{"vllm:request_success_total", "answers by finish reason", STAT_COUNTER},
+                        "model_name,finished_reason"},
+	[FAMILY_REFUSED] = {{"pdserve_requests_refused_total", "answers with status 4xx", STAT_COUNTER},
+                        "path,status"},
+	[FAMILY_FAILED] = {{"pdserve_requests_failed_total",
+                        "answers with status 5xx, and streams that ended in an error",
+                        STAT_COUNTER},
+                       "path,status"},
+	[FAMILY_PLACED] = {{"pdserve_placed_total", "placements by stage, policy and reason",
+                        STAT_COUNTER},
+                       "stage,policy,reason"},
+	[FAMILY_TENANT_REQUESTS] = {{"pdserve_tenant_requests_total", "requests of a key",
+                                 STAT_COUNTER},
+                                "tenant"},
+	[FAMILY_TENANT_RUNNING] = {{"pdserve_tenant_running", "requests of a key that are at work",
+                                STAT_GAUGE},
+                               "tenant"},
+	[FAMILY_TENANT_PROMPT] = {{"pdserve_tenant_prompt_tokens_total", "prompt tokens of a key",
+                               STAT_COUNTER},
+                              "tenant"},
+	[FAMILY_TENANT_GENERATED] = {{"pdserve_tenant_generated_tokens_total",
+                                  "generated tokens of a key", STAT_COUNTER},
+                                 "tenant"},
+	[FAMILY_TENANT_REFUSED] = {{"pdserve_tenant_refused_total", "requests beyond a key's limit",
+                                STAT_COUNTER},
+                               "tenant,limit"},
+	/* of each worker, in the order of worker_value */
+	[FAMILY_WORKERS] = {{"pdserve_worker_up", "1 while the worker is connected", STAT_GAUGE},
+                        "worker,role"},
+	{{"pdserve_worker_running", "sequences or jobs in its schedule", STAT_GAUGE}, "worker,role"},
+	{{"pdserve_worker_waiting", "accepted and not running yet", STAT_GAUGE}, "worker,role"},
+	{{"pdserve_worker_blocks", "KV blocks of its pool", STAT_GAUGE}, "worker,role"},
+	{{"pdserve_worker_blocks_free", "KV blocks free or evictable", STAT_GAUGE}, "worker,role"},
+	{{"pdserve_worker_prompt_tokens_total", "prompt tokens since its start", STAT_COUNTER},
+     "worker,role"},
+	{{"pdserve_worker_generated_tokens_total", "tokens generated since its start", STAT_COUNTER},
+     "worker,role"},
+	{{"pdserve_worker_cached_tokens_total", "prompt tokens that were cached", STAT_COUNTER},
+     "worker,role"},
+	{{"pdserve_worker_preemptions_total", "sequences that were preempted", STAT_COUNTER},
+     "worker,role"},
+	{{"pdserve_worker_tokens_in_flight", "tokens of this router's attempts there", STAT_GAUGE},
+     "worker,role"},
+	{{"pdserve_worker_backlog_tokens",
+      "of these: uncached prompt tokens that are not computed yet; tokens in storage count by the "
+      "cost of reading them",
+      STAT_GAUGE},
+     "worker,role"},
+	{{"pdserve_worker_kv_index_entries", "blocks known to be cached there", STAT_GAUGE},
+     "worker,role"},
+	{{"pdserve_worker_kv_memory_entries", "blocks known to be in its host's storage, in memory",
+      STAT_GAUGE},
+     "worker,role"},
+	{{"pdserve_worker_kv_disk_entries", "blocks known to be in its host's storage, on disk",
+      STAT_GAUGE},
+     "worker,role"},
+	{{"pdserve_worker_breaker_open",
+      "1 while the worker is left out because it failed, or on trial", STAT_GAUGE},
+     "worker,role"},
+	{{"pdserve_worker_draining", "1 while it takes no new work", STAT_GAUGE}, "worker,role"},
 };
 
 static uint64_t worker_value(const struct worker_record *w, unsigned i)
 {
-	const uint64_t values[] = {(uint64_t)worker_is_up(w), w->beat.running,
-	                           w->beat.waiting,           w->blocks,
-	                           w->beat.blocks_free,       w->beat.prompt_tokens,
-	                           w->beat.generated_tokens,  w->beat.cached_tokens,
-	                           w->beat.preemptions,       w->tokens_in_flight,
-	                           w->backlog_tokens,         worker_known(w, 0),
-	                           worker_known(w, 1),        worker_known(w, 2),
-	                           (uint64_t)w->breaker.open, (uint64_t)w->beat.draining};
+	const uint64_t values[WORKER_VALUES] = {(uint64_t)worker_is_up(w), w->beat.running,
+	                                        w->beat.waiting,           w->blocks,
+	                                        w->beat.blocks_free,       w->beat.prompt_tokens,
+	                                        w->beat.generated_tokens,  w->beat.cached_tokens,
+	                                        w->beat.preemptions,       w->tokens_in_flight,
+	                                        w->backlog_tokens,         worker_known(w, 0),
+	                                        worker_known(w, 1),        worker_known(w, 2),
+	                                        (uint64_t)w->breaker.open, (uint64_t)worker_drains(w)};
 	return values[i];
 }
 
 static void render_placed(const struct registry *g, struct buf *out)
 {
 	static const char *const stages[] = {"prefill", "decode"};
-	buf_adds(out, "# HELP pdserve_placed_total placements by stage, policy and reason\n# "
-	              "TYPE pdserve_placed_total counter\n");
+	stat_render_head(&router_families[FAMILY_PLACED].def, "", out);
 	for (unsigned s = 0; s < PLACE_STAGES; s++)
 		for (unsigned p = 0; p < POLICIES; p++)
 			for (unsigned why = 0; why < PLACE_REASONS; why++)
@@ -248,28 +304,17 @@ static void render_placed(const struct registry *g, struct buf *out)
 /* Those that have sent a request; their number is bounded by API_KEYS_MAX. */
 static void render_tenants(const struct api_keys *k, struct buf *out)
 {
-	static const struct {
-		const char *name, *help, *type;
-	} metrics[] = {
-		{"requests_total", "requests of a key", "counter"},
-		{"running", "requests of a key that are at work", "gauge"},
-		{"prompt_tokens_total", "prompt tokens of a key", "counter"},
-		{"generated_tokens_total", "generated tokens of a key", "counter"},
-	};
-	for (size_t m = 0; m < sizeof metrics / sizeof *metrics && k->n; m++) {
-		buf_printf(out, "# HELP pdserve_tenant_%s %s\n# TYPE pdserve_tenant_%s %s\n",
-		           metrics[m].name, metrics[m].help, metrics[m].name, metrics[m].type);
+	for (size_t m = FAMILY_TENANT_REQUESTS; m <= FAMILY_TENANT_GENERATED; m++) {
+		stat_render_head(&router_families[m].def, "", out);
 		for (size_t i = 0; i < k->n_tenants; i++) {
 			const struct tenant *t = k->tenant[i];
 			const uint64_t v[] = {t->requests, t->running, t->prompt_tokens, t->generated_tokens};
 			if (t->requests)
-				buf_printf(out, "pdserve_tenant_%s{tenant=\"%s\"} %llu\n", metrics[m].name, t->name,
-				           (unsigned long long)v[m]);
+				buf_printf(out, "%s{tenant=\"%s\"} %llu\n", router_families[m].def.name, t->name,
+				           (unsigned long long)v[m - FAMILY_TENANT_REQUESTS]);
 		}
 	}
-	buf_adds(out, k->n ? "# HELP pdserve_tenant_refused_total requests beyond a key's limit\n"
-	                     "# TYPE pdserve_tenant_refused_total counter\n"
-	                   : "");
+	stat_render_head(&router_families[FAMILY_TENANT_REFUSED].def, "", out);
 	for (size_t i = 0; i < k->n_tenants * TENANT_LIMITS; i++) {
 		const struct tenant *t = k->tenant[i / TENANT_LIMITS];
 		enum tenant_limit limit = i % TENANT_LIMITS;
@@ -287,12 +332,9 @@ void metrics_render(struct router *r, struct buf *out)
 	buf_add_json(&label, r->model->name, strlen(r->model->name));
 	metrics_refresh(r);
 	stat_render(r->stats, "", label.data, out);
-	buf_printf(out,
-	           "# HELP vllm:kv_cache_usage_perc part of the KV blocks in use, 0 to 1\n# TYPE "
-	           "vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{%s} %.6g\n",
-	           label.data, kv_usage(&r->registry));
-	buf_printf(out, "# HELP vllm:request_success_total answers by finish reason\n# TYPE "
-	                "vllm:request_success_total counter\n");
+	stat_render_head(&router_families[FAMILY_KV_USAGE].def, "", out);
+	buf_printf(out, "vllm:kv_cache_usage_perc{%s} %.6g\n", label.data, kv_usage(&r->registry));
+	stat_render_head(&router_families[FAMILY_SUCCESS].def, "", out);
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"stop\"} %llu\n", label.data,
 	           (unsigned long long)stat_get(r->stats, STAT_SUCCESS_STOP));
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"length\"} %llu\n", label.data,
@@ -301,15 +343,14 @@ void metrics_render(struct router *r, struct buf *out)
 	api_errors_render(r, out);
 	render_placed(&r->registry, out);
 	render_tenants(&r->keys, out);
-	for (unsigned i = 0; i < sizeof worker_metrics / sizeof *worker_metrics; i++) {
-		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", worker_metrics[i].name,
-		           worker_metrics[i].help, worker_metrics[i].name, worker_metrics[i].type);
+	for (unsigned i = FAMILY_WORKERS; i < FAMILY_COUNT; i++) {
+		stat_render_head(&router_families[i].def, "", out);
 		list_each(it, &r->registry.workers) {
 			const struct worker_record *w = list_entry(it, struct worker_record, node);
-			buf_printf(out, "%s{worker=", worker_metrics[i].name);
+			buf_printf(out, "%s{worker=", router_families[i].def.name);
 			buf_add_json(out, w->name, strlen(w->name));
 			buf_printf(out, ",role=\"%s\"} %llu\n", worker_role_name(w->role),
-			           (unsigned long long)worker_value(w, i));
+			           (unsigned long long)worker_value(w, i - FAMILY_WORKERS));
 		}
 	}
 }

@@ -23,13 +23,20 @@ enum router_stat {
 	STAT_CACHED_TOKENS,
 	STAT_PREFIX_QUERIES,
 	STAT_PREFIX_HITS,
+	STAT_PREEMPTIONS,
 	STAT_SUCCESS_STOP,
 	STAT_SUCCESS_LENGTH,
 	STAT_TTFT,
 	STAT_TPOT,
+	STAT_REQUEST_TPOT,
 	STAT_ITL,
 	STAT_QUEUE,
+	STAT_PREFILL,
+	STAT_DECODE,
 	STAT_E2E,
+	STAT_ANSWER_PROMPT,
+	STAT_ANSWER_TOKENS,
+	STAT_ANSWER_LONGEST,
 	STAT_HTTP_REQUESTS,
 	STAT_HTTP_CONNECTIONS,
 	STAT_HTTP_REFUSED,
@@ -59,27 +66,52 @@ enum router_stat {
 	STAT_COUNT
 };
 
+/* metrics.c: figures that differ by worker, key, path, ... */
+enum router_family {
+	FAMILY_KV_USAGE,
+	FAMILY_SUCCESS,
+	FAMILY_REFUSED,
+	FAMILY_FAILED,
+	FAMILY_PLACED,
+	FAMILY_TENANT_REQUESTS,
+	FAMILY_TENANT_RUNNING,
+	FAMILY_TENANT_PROMPT,
+	FAMILY_TENANT_GENERATED,
+	FAMILY_TENANT_REFUSED,
+	FAMILY_WORKERS, /* the first of those of each worker */
+	WORKER_VALUES = 16,
+	FAMILY_COUNT = FAMILY_WORKERS + WORKER_VALUES
+};
+
+/* config.c: filled from the configuration; what can be reloaded changes with it */
 struct router_conf {
+	struct http_opts http;
 	uint32_t max_model_len; /* 0: none */
 	uint32_t max_requests, max_choices, retry_after_s, retry_after_max_s;
 	int allow_pinning, refuse_unknown;
 	uint32_t embedding_inputs_max;
-	Pds__Pooling embedding_pooling;
+	int embeds_mean;             /* embedding_pooling: mean, else last */
 	int cors;                    /* OPTIONS is answered */
 	uint32_t default_max_tokens; /* 0: none */
-	uint64_t request_timeout_us;
+	uint32_t max_attempts;
+	uint64_t request_timeout_us, retry_wait_us, stuck_us;
+	uint32_t text_threads;
 	size_t text_inline_bytes;
-	size_t body_max;             /* http_opts.max_body_bytes */
-	size_t request_memory_bytes; /* limit of one request; router.memory has that of all */
-	size_t out_bytes_max;        /* http_opts.out_bytes_max */
+	size_t memory_bytes, request_memory_bytes; /* of all requests; limit of one */
+	struct policy_opts policy;
+	struct breaker_opts breaker;
+	size_t index_entries_max;
+	uint64_t policy_seed; /* 0: random */
 };
+extern const struct conf_key router_keys[];
 
 #define API_PATHS_MAX 32
 
 /* Answers with an error, by path and status. */
 struct api_errors {
 	uint64_t n[API_PATHS_MAX][200]; /* 400 to 599 */
-	struct log_note note;           /* of lines about those that began no request */
+	struct log_note
+		note[2]; /* of lines about those that began no request; 1: with a tenant's key */
 };
 
 struct router {
@@ -146,6 +178,7 @@ void links_up(struct svc *s, struct peer *p);
 void links_down(struct svc *s, struct peer *p, const char *why);
 /* metrics.c */
 extern const struct stat_def router_stats[STAT_COUNT];
+extern const struct stat_family router_families[FAMILY_COUNT];
 void metrics_render(struct router *r, struct buf *out);
 /* ctl.c */
 extern const struct svc_ctl router_ctl[];

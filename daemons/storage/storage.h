@@ -153,7 +153,8 @@ void serve_forget(struct storage *st);
 unsigned serve_batches(const struct storage *st);
 
 /* --- tiers.c --- */
-int tiers_check(struct svc *s, struct err *err); /* svc_hooks.check */
+int tiers_check(struct svc *s, struct err *err);
+int tiers_check_files(struct svc *s, struct err *err); /* svc_hooks.check */
 int tiers_start(struct storage *st, struct err *err);
 int tiers_reload(struct storage *st, struct err *err);
 void tiers_stop(struct storage *st);

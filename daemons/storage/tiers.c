@@ -6,7 +6,7 @@
 #include "storage.h"
 #include "disk.h"
 #include "memory.h"
-#include "redis.h"
+#include "redis_int.h"
 
 #include "util/clock.h"
 #include "util/log.h"
@@ -20,7 +20,6 @@
 #define REOPEN_US 30000000u
 #define OPEN_WAIT_US 5000000u /* wait at start for a disk tier that reads its heads */
 #define PAUSE_US 1000000u
-#define REDIS_LOOKUP_US 10000u
 
 /* Copied from the configuration at start because another thread opens the tiers. */
 struct tiers_open {
@@ -135,6 +134,16 @@ int tiers_check(struct svc *s, struct err *err)
 		return 0;
 	return err_set(err, ERR_INVALID,
 	               "no tier is configured: memory_mb is 0, disk_path and redis are empty");
+}
+
+int tiers_check_files(struct svc *s, struct err *err)
+{
+	const char *redis = conf_str(svc_conf(s), "redis");
+	struct redis_address a;
+	int r = tiers_check(s, err);
+	if (r == 0 && *redis)
+		r = redis_address_parse(&a, redis, err);
+	return r < 0 ? r : svc_check_file(s, "redis_password_file", err);
 }
 
 int tiers_start(struct storage *st, struct err *err)

@@ -3,13 +3,19 @@
 #include "stage.h"
 #include "util/clock.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-/* A GPU; of the host nothing is said. */
+/* The kernels in use, and a GPU; of the host nothing is said. */
 static void device_json(const struct worker *w, struct buf *out)
 {
 	struct kern_info i;
 	engine_device_info(w->engine, &i);
+	buf_adds(out, ",\"kernels\":");
+	buf_add_json(out, i.kernels, strlen(i.kernels));
 	if (!i.memory_bytes)
 		return;
 	buf_adds(out, ",\"device\":{\"name\":");
@@ -23,6 +29,26 @@ static void device_json(const struct worker *w, struct buf *out)
 	           i.memory_clock_mhz, (unsigned long long)i.memory_errors);
 }
 
+/* Which routers know whether it is drained; those that are down learn it when their link comes
+ * up. */
+static void routers_json(struct worker *w, struct buf *out)
+{
+	struct chan *c = svc_chan(w->svc);
+	int first = 1;
+	buf_adds(out, ",\"routers\":[");
+	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p)) {
+		if (peer_tag(p) != TAG_ROUTER || !peer_is_up(p))
+			continue;
+		buf_adds(out, first ? "{\"name\":" : ",{\"name\":");
+		buf_add_json(out, peer_name(p), strlen(peer_name(p)));
+		buf_printf(out, ",\"knows\":%s}",
+		           !w->tell.routers_untold && peer_has_all(p, MSG_WORKER_UPDATE) ? "true"
+		                                                                         : "false");
+		first = 0;
+	}
+	buf_addc(out, ']');
+}
+
 void worker_status(struct svc *s, struct buf *out)
 {
 	struct worker *w = worker_of(s);
@@ -34,6 +60,7 @@ void worker_status(struct svc *s, struct buf *out)
 	buf_addc(out, ',');
 	role_json(w, out);
 	buf_printf(out, ",\"drained\":%s", w->drained ? "true" : "false");
+	routers_json(w, out);
 	buf_printf(out, ",\"numerics\":\"%s\",\"layout\":\"%s\",\"model\":", w->info->numerics,
 	           w->layout);
 	buf_add_json(out, w->info->name, strlen(w->info->name));
@@ -192,13 +219,40 @@ static int ctl_role(struct svc *s, char *const *args, size_t n, struct buf *out,
 	return role_command(worker_of(s), args, n, out, err);
 }
 
-/* Routers learn it with the next heartbeat. */
-static int set_drained(struct worker *w, int drained, struct buf *out)
+/* A file that exists while the worker is drained: it outlives the process. */
+static void drained_path(const struct worker *w, char *out, size_t size)
 {
-	if (w->drained != drained)
+	snprintf(out, size, "%s/%s.drained", conf_str(svc_conf(w->svc), "rundir"), svc_name(w->svc));
+}
+
+void worker_find_drained(struct worker *w)
+{
+	char path[160];
+	drained_path(w, path, sizeof path);
+	w->drained = access(path, F_OK) == 0;
+	if (w->drained)
+		log_notice("drained", "by=%s", log_quote(path));
+}
+
+/* pdctl then asks for the status until all routers know. */
+static int set_drained(struct worker *w, int drained, struct buf *out, struct err *err)
+{
+	char path[160];
+	drained_path(w, path, sizeof path);
+	int fd = drained ? open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0640) : -1;
+	if (drained ? fd < 0 : unlink(path) < 0 && errno != ENOENT)
+		return err_set(err, ERR_IO, "cannot %s %s, so nothing was changed: %s",
+		               drained ? "create" : "remove", path, strerror(errno));
+	if (drained)
+		close(fd);
+	if (w->drained != drained) {
 		log_notice(drained ? "drained" : "undrained", "by=pdctl");
-	w->drained = drained;
-	buf_printf(out, "{\"drained\":%s}", drained ? "true" : "false");
+		w->drained = drained;
+		tell_changed(w);
+	}
+	buf_printf(out, "{\"drained\":%s", drained ? "true" : "false");
+	routers_json(w, out);
+	buf_addc(out, '}');
 	return 0;
 }
 
@@ -206,16 +260,14 @@ static int ctl_drain(struct svc *s, char *const *args, size_t n, struct buf *out
 {
 	(void)args;
 	(void)n;
-	(void)err;
-	return set_drained(worker_of(s), 1, out);
+	return set_drained(worker_of(s), 1, out, err);
 }
 
 static int ctl_undrain(struct svc *s, char *const *args, size_t n, struct buf *out, struct err *err)
 {
 	(void)args;
 	(void)n;
-	(void)err;
-	return set_drained(worker_of(s), 0, out);
+	return set_drained(worker_of(s), 0, out, err);
 }
 
 const struct svc_ctl worker_ctl[] = {
@@ -223,7 +275,8 @@ const struct svc_ctl worker_ctl[] = {
 	{"kv", ctl_kv, "blocks by state; owner, age and reason of every held one", 0},
 	{"role", ctl_role,
      "the role; with prefill, decode or mixed: switch to it, without losing a request", 1},
-	{"drain", ctl_drain, "take no new requests; those that are here go on", 1},
+	{"drain", ctl_drain, "take no new requests, also after a restart; those that are here go on",
+     1},
 	{"undrain", ctl_undrain, "take requests again", 1},
 	{"flush", ctl_flush, "drop what the prefix index holds and nobody uses", 1},
 	{NULL, NULL, NULL, 0},

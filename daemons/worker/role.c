@@ -31,14 +31,13 @@ void role_look(struct worker *w)
 
 /* --- the switch ---------------------------------------------------------- */
 
-static void tell_stage_of_peers(struct worker *w)
+void role_tell_peers(struct worker *w)
 {
-	struct msg_head none = {0};
 	Pds__Peers m;
+	if (!w->stage->peers)
+		return;
 	peer_lists_union(&w->peer_lists, 0, &m);
-	for (const struct stage_msg *s = w->stage->messages; s->body; s++)
-		if (s->body == &pds__peers__descriptor)
-			s->fn(w, NULL, &none, &m.base);
+	w->stage->peers(w, &m);
 	free(m.peers);
 }
 
@@ -68,7 +67,7 @@ static void change_stage(struct worker *w)
 		svc_give_up(w->svc, why);
 		return;
 	}
-	tell_stage_of_peers(w);
+	role_tell_peers(w);
 	done(w, was);
 }
 
@@ -106,7 +105,8 @@ static void begin(struct worker *w, enum worker_role next)
 	log_notice("role_switch", "from=%s to=%s", worker_role_name(was), worker_role_name(next));
 	if (stage_of(next) == w->stage) {
 		w->role = next;
-		w->stage->role_changed(w);
+		if (w->stage->role_changed)
+			w->stage->role_changed(w);
 		done(w, was);
 		return;
 	}
@@ -299,7 +299,6 @@ const struct stage_ops no_stage = {
 	.messages = no_messages,
 	.drain = nothing,
 	.abort = no_abort,
-	.role_changed = nothing,
 	.idle = always,
 	.stop = nothing,
 	.peer_up = no_peer_up,

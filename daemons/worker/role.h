@@ -28,6 +28,8 @@ void role_init(struct worker *w, enum worker_role r);
 /* Something that a switch may wait for has ended: the loop's next round checks whether the stage is
  * idle. */
 void role_look(struct worker *w);
+/* Tells the stage of all workers that routers have named. */
+void role_tell_peers(struct worker *w);
 /* The process was told to end: gives up a switch that is under way. */
 void role_give_up(struct worker *w);
 void role_fini(struct worker *w);

@@ -23,8 +23,10 @@ struct stage_ops {
 	/* after drain: fail everything that runs, with retry, so that the stage is idle soon; fences
 	 * are still waited for */
 	void (*abort)(struct worker *w, const char *why);
-	/* w->role has changed to another role of this stage */
+	/* w->role has changed to another role of this stage; NULL: it has none */
 	void (*role_changed)(struct worker *w);
+	/* the workers that routers named; NULL: the stage connects to none */
+	void (*peers)(struct worker *w, const Pds__Peers *m);
 	/* 1: nothing runs, nothing is fenced, nothing is in flight at storage */
 	int (*idle)(struct worker *w);
 	/* join threads, free memory; also if a drain has not finished */

@@ -7,6 +7,8 @@
  * fatal. */
 #include "worker.h"
 #include "engine/model.h"
+#include "engine/tp.h"
+#include "links/pipeline.h"
 #include "seq/constraint.h"
 #include "stage.h"
 #include "util/check.h"
@@ -76,11 +78,31 @@ static void progressed(void *arg)
 		ring_bell(w->ring);
 }
 
+static int shares_pool(const struct conf *c)
+{
+	return strcmp(conf_str(c, "messager"), "none") != 0 ||
+	       strcmp(conf_str(c, "storage"), "none") != 0;
+}
+
 static int check_values(const struct conf *c, struct err *err)
 {
-	long long tokens = (long long)conf_int(c, "block_tokens");
-	return tokens % 8 ? err_set(err, ERR_INVALID, "block_tokens %lld is no multiple of 8", tokens)
-	                  : 0;
+	long long tokens = (long long)conf_int(c, "block_tokens"),
+			  remote = (long long)conf_int(c, "remote_stages"),
+			  stages = (long long)conf_int(c, "pipeline_parallel");
+	if (tokens % 8)
+		return err_set(err, ERR_INVALID, "block_tokens %lld is no multiple of 8", tokens);
+	if (remote >= stages)
+		return err_set(err, ERR_INVALID,
+		               "remote_stages is %lld of %lld (pipeline_parallel): the worker itself is "
+		               "the first stage",
+		               remote, stages);
+	if (remote && shares_pool(c))
+		return err_set(
+			err, ERR_UNSUPPORTED,
+			"remote_stages is %lld: KV that is on other hosts can be neither handed over "
+			"nor stored: set messager and storage to \"none\"",
+			remote);
+	return 0;
 }
 
 static int check(struct svc *s, struct err *err)
@@ -89,9 +111,14 @@ static int check(struct svc *s, struct err *err)
 	const char *path = conf_str(c, "model");
 	struct model_conf conf;
 	struct model_source source;
-	int r = check_values(c, err);
+	const char *const *routers;
+	int r = check_values(c, err), n = conf_list(c, "routers", &routers);
+	for (int i = 0; i < n && r == 0; i++)
+		r = routers_check(routers[i], err);
+	if (r == 0)
+		r = svc_check_file(s, "model", err);
 	/* a simulated one is a few lines, which its backend reads */
-	if (r < 0 || !*path || strcmp(conf_str(c, "backend"), "sim") == 0 || !svc_can_read(s, "model"))
+	if (r < 0 || !*path || strcmp(conf_str(c, "backend"), "sim") == 0)
 		return r;
 	json_account_setup();
 	r = model_open(path, &conf, &source, err);
@@ -100,8 +127,23 @@ static int check(struct svc *s, struct err *err)
 	return r;
 }
 
-static int open_engine(struct worker *w, const struct conf *c, struct err *err)
+/* A step of 8192 tokens takes memory that a small GPU wants for KV. */
+static void set_device_defaults(struct conf *c, uint64_t bytes)
 {
+	const uint64_t small_bytes = 40000000000;
+	if (bytes && bytes < small_bytes)
+		conf_set_default(c, "max_batched_tokens", "2048", "default of a GPU with less than 40 GB");
+}
+
+/* All but what is called back. memory_bytes: of the GPU; 0: unknown, or none. */
+static int engine_opts_of(struct conf *c, uint64_t memory_bytes, struct engine_opts *ret_o,
+                          struct err *err)
+{
+	set_device_defaults(c, memory_bytes);
+	int drafts = strcmp(conf_str(c, "speculative"), "off") != 0;
+	uint32_t tokens = (uint32_t)conf_int(c, "max_batched_tokens"),
+			 sequences = (uint32_t)conf_int(c, "max_sequences"),
+			 logits = (sequences > 64 ? sequences : 64) + (drafts ? WORKER_DRAFT_ROWS : 0);
 	struct engine_opts o = {
 		.model_path = conf_str(c, "model"),
 		.backend = conf_str(c, "backend"),
@@ -109,19 +151,19 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		.device_index = (int)conf_int(c, "device"),
 		.threads = (unsigned)conf_int(c, "threads"),
 		.tp = (unsigned)conf_int(c, "tensor_parallel"),
+		.pp = (unsigned)conf_int(c, "pipeline_parallel"),
+		.expert_parallel = conf_bool(c, "expert_parallel"),
 		.ranks_per_device = (unsigned)conf_int(c, "ranks_per_device"),
-		.pool_shared = strcmp(conf_str(c, "messager"), "none") != 0 ||
-	                   strcmp(conf_str(c, "storage"), "none") != 0,
-		.broken = engine_is_broken,
-		.broken_arg = w,
-		.progressed_arg = w,
+		.pool_shared = shares_pool(c),
 		.activations = strcmp(conf_str(c, "activation_type"), "bf16") == 0 ? KERN_BF16 : KERN_F32,
 		.block_tokens = (uint32_t)conf_int(c, "block_tokens"),
 		.hidden = conf_bool(c, "embeddings"),
 		.overlap = conf_bool(c, "overlap_steps"),
+		.max_rows = tokens > logits ? tokens : logits,
+		.max_logits = logits,
+		.max_draws = drafts ? 1 + (uint32_t)conf_int(c, "spec_tokens_max") : 1,
+		.max_spans = sequences,
 	};
-	if (strcmp(conf_str(c, "messager"), "none") != 0)
-		o.progressed = progressed;
 	int r = check_values(c, err);
 	if (r < 0)
 		return r;
@@ -130,22 +172,128 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		               "no model: set `model` to a GGUF file or a Hugging Face folder");
 	if (kv_type_parse(conf_str(c, "kv_type"), &o.kv_type) < 0)
 		return err_set(err, ERR_INVALID, "kv_type %s is unknown", conf_str(c, "kv_type"));
-	w->max_batched_tokens = (uint32_t)conf_int(c, "max_batched_tokens");
-	w->max_sequences = (uint32_t)conf_int(c, "max_sequences");
-	w->max_logits = w->max_sequences > 64 ? w->max_sequences : 64;
-	if (strcmp(conf_str(c, "speculative"), "off") != 0)
-		w->max_logits += WORKER_DRAFT_ROWS;
-	o.max_rows = w->max_batched_tokens > w->max_logits ? w->max_batched_tokens : w->max_logits;
-	o.max_logits = w->max_logits;
-	o.max_draws = strcmp(conf_str(c, "speculative"), "off") != 0
-	                  ? 1 + (uint32_t)conf_int(c, "spec_tokens_max")
-	                  : 1;
-	o.max_spans = w->max_sequences;
 	if (strcmp(conf_str(c, "speculative"), "ngram") == 0) {
-		o.histories = w->max_sequences;
+		o.histories = sequences;
 		o.history_match = (uint32_t)conf_int(c, "spec_ngram_min");
 	}
-	return engine_open(&o, &w->engine, err);
+	*ret_o = o;
+	return 0;
+}
+
+static int open_engine(struct worker *w, struct conf *c, struct err *err)
+{
+	struct engine_opts o;
+	int r = engine_opts_of(c,
+	                       engine_memory_bytes(conf_str(c, "backend"), (int)conf_int(c, "device")),
+	                       &o, err);
+	if (r < 0)
+		return r;
+	o.broken = engine_is_broken;
+	o.broken_arg = o.progressed_arg = w;
+	if (strcmp(conf_str(c, "messager"), "none") != 0)
+		o.progressed = progressed;
+	w->max_batched_tokens = (uint32_t)conf_int(c, "max_batched_tokens");
+	w->max_sequences = o.max_spans;
+	w->max_logits = o.max_logits;
+	struct tp_remote remote[TP_RANKS_MAX] = {{0}};
+	o.remote = remote;
+	o.n_remote = (unsigned)conf_int(c, "remote_stages");
+	if (o.n_remote)
+		r = pipeline_gather(w->svc, o.pp, o.n_remote, (unsigned)conf_int(c, "stage_port"), remote,
+		                    err);
+	if (r == 0)
+		r = engine_open(&o, &w->engine, err);
+	for (unsigned i = 0; i < o.n_remote; i++)
+		wire_destroy(&remote[i].wire); /* those that the engine has not taken */
+	return r;
+}
+
+/* --- --plan-memory ------------------------------------------------------- */
+
+static double gib(double bytes)
+{
+	return bytes / (1 << 30);
+}
+
+/* A line for so many GPUs: what each must hold, and how many tokens of KV fit beside it. */
+static void plan_line(const struct conf *c, const struct engine_opts *o, const double *free_gib,
+                      size_t sizes, struct buf *out)
+{
+	struct engine_plan p;
+	struct err err = {0};
+	if (engine_plan(o, &p, &err) < 0) {
+		buf_printf(out, "%5u  %s\n", o->tp * o->pp, err.text);
+		return;
+	}
+	double fixed = (double)p.weight_bytes + (double)p.step_bytes + (double)p.program_bytes,
+		   token = (double)p.block_bytes / o->block_tokens;
+	buf_printf(out, "%5u %9.2f %9.2f %9.2f %9.2f %9.2f", o->tp * o->pp, gib((double)p.weight_bytes),
+	           gib((double)p.step_bytes), gib((double)p.program_bytes),
+	           token * p.context / (1 << 30), gib(fixed));
+	for (size_t i = 0; i < sizes; i++) {
+		double left = (free_gib[i] * (1 << 30) - fixed) * conf_float(c, "kv_memory_fraction");
+		uint64_t blocks = left > 0 ? (uint64_t)(left / (double)p.block_bytes) : 0;
+		if (blocks < 2)
+			buf_printf(out, " %12s", "no");
+		else
+			buf_printf(out, " %12llu", (unsigned long long)blocks * o->block_tokens);
+	}
+	buf_adds(out, "\n");
+}
+
+static int plan_head(const struct engine_opts *o, const double *free_gib, size_t sizes,
+                     struct buf *out, struct err *err)
+{
+	struct engine_opts one = *o;
+	struct engine_plan p;
+	char stages[32] = "";
+	one.tp = 1;
+	if (o->pp > 1)
+		snprintf(stages, sizeof stages, ", %u stages", o->pp);
+	int r = engine_plan(&one, &p, err);
+	if (r < 0)
+		return r;
+	buf_printf(
+		out,
+		"%s: %.1f billion parameters, context of %u tokens; steps of %u tokens, %u sequences, "
+		"KV in %s%s\n"
+		"GiB of each GPU; programs: an upper estimate; fits: tokens of KV beside that\n"
+		" GPUs   weights     steps  programs KV/context  all but KV",
+		p.name, (double)p.params / 1e9, p.context, o->max_rows, o->max_spans,
+		kv_type_name(o->kv_type), stages);
+	for (size_t i = 0; i < sizes; i++)
+		buf_printf(out, " fits %4.0f GiB", free_gib[i]);
+	buf_adds(out, "\n");
+	return 0;
+}
+
+/* By the arithmetic that the engine checks memory with when it opens the model. */
+static int plan(struct svc *s, const char *arg, struct buf *out, struct err *err)
+{
+	/* what is free on GPUs of 80 and of 141 GB */
+	double free_gib[] = {79, 139};
+	enum { GPUS_MOST = 16 };
+	struct conf *c = svc_conf(s);
+	struct engine_opts o;
+	char *end = NULL;
+	size_t sizes = arg ? 1 : 2;
+	if (arg)
+		free_gib[0] = strtod(arg, &end);
+	if (arg && (!(free_gib[0] >= 1 && free_gib[0] <= 4096) || *end)) /* nan is no size either */
+		return err_set(err, ERR_INVALID, "--plan-memory=%.40s: expected 1 to 4096 GiB", arg);
+	if (strcmp(conf_str(c, "backend"), "cuda") != 0)
+		return err_set(err, ERR_INVALID,
+		               "backend is %s: --plan-memory is for GPUs (-o backend=cuda)",
+		               conf_str(c, "backend"));
+	json_account_setup();
+	int r = engine_opts_of(c, (uint64_t)(free_gib[0] * (1 << 30)), &o, err);
+	if (r == 0)
+		r = plan_head(&o, free_gib, sizes, out, err);
+	unsigned set = o.tp;
+	for (o.tp = 1; o.tp <= GPUS_MOST && r == 0; o.tp++)
+		if (!(o.tp & (o.tp - 1)) || o.tp == set)
+			plan_line(c, &o, free_gib, sizes, out);
+	return r;
 }
 
 static void worker_rates(struct worker *w, const struct conf *c)
@@ -297,6 +445,7 @@ static int start(struct svc *s, struct err *err)
 	json_account_setup();
 	tell_init(w);
 	choose_role(w, conf_str(c, "role"));
+	worker_find_drained(w);
 	int r = open_engine(w, c, err);
 	if (r < 0)
 		return r;
@@ -320,12 +469,19 @@ static int start(struct svc *s, struct err *err)
 	if ((r = w->stage->start(w, err)) < 0)
 		return r;
 	worker_relay_by_role(w);
-	log_notice("worker_ready",
-	           "role=%s model=%s numerics=%s layout=%s blocks=%u kv_mb=%zu weight_mb=%llu tp=%d",
-	           worker_role_name(w->role), log_quote(w->info->name), w->info->numerics, w->layout,
-	           w->region.blocks, w->region.data_bytes >> 20,
-	           (unsigned long long)(w->info->weight_bytes >> 20),
-	           (int)conf_int(c, "tensor_parallel"));
+	struct kern_info device;
+	engine_device_info(w->engine, &device);
+	log_notice(
+		"worker_ready",
+		"role=%s model=%s numerics=%s kernels=%s layout=%s blocks=%u kv_mb=%zu weight_mb=%llu "
+		"tp=%d pp=%d remote_stages=%d activation_type=%s max_batched_tokens=%u max_sequences=%u "
+		"embeddings=%s",
+		worker_role_name(w->role), log_quote(w->info->name), w->info->numerics,
+		log_quote(device.kernels), w->layout, w->region.blocks, w->region.data_bytes >> 20,
+		(unsigned long long)(w->info->weight_bytes >> 20), (int)conf_int(c, "tensor_parallel"),
+		(int)conf_int(c, "pipeline_parallel"), (int)conf_int(c, "remote_stages"),
+		conf_str(c, "activation_type"), w->max_batched_tokens, w->max_sequences,
+		conf_bool(c, "embeddings") ? "true" : "false");
 	return worker_connect_routers(w, c, err);
 }
 
@@ -440,6 +596,7 @@ static void heartbeat(struct svc *s, struct peer *p, Pds__Heartbeat *hb)
 	hb->cached_tokens = w->cached_tokens;
 	hb->generated_tokens = w->generated_tokens;
 	hb->preemptions = w->preemptions;
+	/* routers of a build before WorkerInfo.drained learn it from here */
 	hb->draining = svc_draining(s) || w->sw.active || w->drained;
 	hb->ending = svc_draining(s);
 	w->stage->heartbeat(w, hb);
@@ -478,15 +635,11 @@ static void on_peers(struct svc *s, struct peer *p, const struct msg_head *head,
                      const ProtobufCMessage *body)
 {
 	struct worker *w = worker_of(s);
-	Pds__Peers all;
-	if (peer_tag(p) != TAG_ROUTER)
-		return; /* workers send PEERS to messagers only */
+	(void)head;
 	if (peer_lists_take(&w->peer_lists, p, (const Pds__Peers *)body) < 0)
 		log_warn("peers_dropped", "router=%s why=\"lists of %u routers are kept\"", peer_name(p),
 		         PEER_LISTS_MAX);
-	peer_lists_union(&w->peer_lists, 0, &all);
-	to_stage(s, p, head, &all.base);
-	free(all.peers);
+	role_tell_peers(w);
 	tell_messager(w, 0);
 }
 
@@ -508,21 +661,10 @@ static void on_kv_events(struct svc *s, struct peer *p, const struct msg_head *h
 	const Pds__KvEvents *m = (const Pds__KvEvents *)body;
 	(void)head;
 	relay_events(w->relay, p, m);
-	if (peer_tag(p) != TAG_STORAGE)
-		return;
 	if (m->reset)
 		kv_pool_doubt_stored(w->pool, m->tier);
 	kv_pool_note_stored(w->pool, m->tier, m->removed, m->n_removed, 0);
 	kv_pool_note_stored(w->pool, m->tier, m->stored, m->n_stored, 1);
-}
-
-static void ignore(struct svc *s, struct peer *p, const struct msg_head *head,
-                   const ProtobufCMessage *body)
-{
-	(void)s;
-	(void)p;
-	(void)head;
-	(void)body;
 }
 
 static void drain(struct svc *s)
@@ -592,7 +734,6 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		{MSG_STORE_FOUND, to_store},
 		{MSG_STORE_FENCED, to_store},
 		{MSG_KV_EVENTS, on_kv_events},
-		{MSG_HEARTBEAT, ignore},
 		{0, NULL},
 	};
 	/* the others come from workers that connected to us, or from both */
@@ -626,6 +767,7 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		.ctl = worker_ctl,
 		.advertises = 1,
 		.check = check,
+		.plan = plan,
 		.start = start,
 		.drain = drain,
 		.idle = idle,

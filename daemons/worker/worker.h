@@ -33,7 +33,7 @@ struct worker {
 	struct svc *svc;
 	enum worker_role role;
 	struct role_switch sw;
-	int drained; /* by pdctl: routers are told to send nothing new */
+	int drained; /* by pdctl, also before a restart: routers send nothing new */
 	struct peer_lists peer_lists;
 	struct tell_state tell;
 	struct engine *engine;
@@ -103,6 +103,7 @@ enum worker_stat {
 	WS_DEVICE_STEPS,
 	WS_KV_FAULTS,
 	WS_STEP_SECONDS,
+	WS_STEP_TOKENS,
 	WS_RESERVE_SECONDS,
 	WS_TRANSFER_SECONDS,
 	WS_PREFILL_SECONDS,
@@ -137,8 +138,6 @@ enum worker_stat {
 	WS_QUEUED,
 	WS_REFUSED,
 	WS_QUEUE_SECONDS,
-	WS_WAIT_SAMPLES,
-	WS_WAIT_FREE,
 	WS_COUNT
 };
 
@@ -170,6 +169,8 @@ extern const struct conf_key worker_keys[];
 extern const struct stat_def worker_stats[WS_COUNT];
 extern const struct svc_ctl worker_ctl[];
 void worker_status(struct svc *s, struct buf *out); /* svc_hooks.status */
+/* It was drained before it started. */
+void worker_find_drained(struct worker *w);
 /* Updates the metrics that the device counts. */
 void worker_count_device(struct worker *w);
 

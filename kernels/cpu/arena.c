@@ -6,13 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum {
-	CHUNK_FIRST = 256 << 10,
-	CHUNK_GROWTH = 8,
-	CHUNK_MOST = 128 << 20,
-	HUGE_PAGE = 2 << 20,
-	ALIGN = 64
-};
+enum { CHUNK_FIRST = 256 << 10, CHUNK_GROWTH = 8, CHUNK_MOST = 128 << 20, HUGE_PAGE = 2 << 20 };
 
 struct cpu_chunk {
 	struct cpu_chunk *next;
@@ -46,7 +40,7 @@ void *cpu_arena_alloc(struct cpu_chunk **arena, size_t bytes, struct cpu_chunk *
 	struct cpu_chunk *c = *arena;
 	if (bytes > SIZE_MAX / 2)
 		return NULL;
-	bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+	bytes = (bytes + CPU_ALIGN - 1) / CPU_ALIGN * CPU_ALIGN;
 	if (!c || c->bytes - c->used < bytes) {
 		/* grows, so that a small model uses little memory */
 		size_t size = c ? c->bytes * CHUNK_GROWTH : CHUNK_FIRST;

@@ -42,22 +42,11 @@ void build_row_step(struct build *b, const struct kern_op *op,
                     void (*run)(const struct row_step *, const struct kern_program *, uint32_t,
                                 uint32_t),
                     const void *with, size_t work);
-/* Checks a float32 tensor with `columns` columns; an address of float32 or ids. On error the build
- * fails with a message that names the operation. */
-int build_tensor(struct build *b, const struct kern_op *op, const struct kern_tensor *t,
-                 size_t columns);
-int build_address(struct build *b, const struct kern_op *op, kern_ptr p);
 uint32_t build_max_rows(const struct build *b, enum kern_rows rows);
 
-/* operations that need only the row itself */
-void build_rows(struct build *b, const struct kern_op *op);
-void build_matmul(struct build *b, const struct kern_op *op);
-void build_heads_matmul(struct build *b, const struct kern_op *op);
-void build_experts_act(struct build *b, const struct kern_op *op);
-void build_experts_down(struct build *b, const struct kern_op *op);
-void build_attention(struct build *b, const struct kern_op *op);
-void build_progress(struct build *b, const struct kern_op *op); /* group.c */
-void build_collective(struct build *b, const struct kern_op *op);
+/* build_NAME of each operation, which is checked; op is the program's copy */
+#define BUILD_DECLARED(KIND, NAME) void build_##NAME(struct build *b, const struct kern_op *op);
+KERN_OPERATIONS(BUILD_DECLARED)
 
 /* --- products (products.c) --- */
 
@@ -73,8 +62,7 @@ static inline size_t max_size(size_t a, size_t b)
 	return a > b ? a : b;
 }
 
-struct cpu_make build_make(struct build *b, const struct kern_op *op,
-                           const struct kern_weight *const *w, uint32_t n);
+struct cpu_make build_make(const struct build *b, const struct kern_weight *const *w, uint32_t n);
 /* Reserves room in the program for `rows` rows prepared in this way. */
 void build_ready_room(struct build *b, const struct cpu_make *m, size_t rows, size_t tiles);
 /* Rows x, using the program's records from tile `tile` on and rounded rows from `row` on. */
@@ -85,7 +73,6 @@ struct cpu_ready cpu_ready_at(const struct kern_program *p, const struct cpu_mak
  * claim cheaply. total_bytes: of all weights of the phase; many: more than one tile of rows. */
 uint32_t cpu_panels_per_item(const struct kern_program *p, const struct kern_weight *w,
                              size_t total_bytes, int many);
-size_t cpu_packed_bytes(const struct kern_program *p, const struct kern_weight *w);
 
 /* Floats for the states of chunks computed separately, at most 64 MiB; a batch that needs more is
  * not split. */

@@ -6,6 +6,7 @@
 #include "kernels/cpu/crew.h"
 #include "kernels/host_memory.h"
 #include "kernels/numbers.h"
+#include "kernels/ops.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -15,20 +16,30 @@ enum {
 	CPU_MAX_HEAD_DIM = 640, /* DeepSeek: latent plus rotated part are 576 */
 	CPU_MAX_DIM = 1 << 20,
 	CPU_MAX_COLUMNS = 1 << 24, /* of an activation row, over all heads */
-	CPU_TILE_ROWS = 4          /* rows of activations prepared for products together */
+	CPU_TILE_ROWS = 4,         /* rows of activations prepared for products together */
+	CPU_ALIGN = 64             /* bytes, of matrices */
 };
 
 /* --- products ------------------------------------------------------------ */
 
-/* A matrix (n, k): panels (see pack.c) if `packed`, else rows in the file's format. */
+/* Matrices (n, k): panels (see pack.c) if `packed`, else rows in the file's format. */
 struct kern_weight {
 	enum kern_dtype dtype;
-	uint32_t n, k;
+	uint32_t count, n, k;
 	bool packed;
-	size_t panel_bytes;
+	size_t panel_bytes, stride; /* stride: bytes between matrices */
 	unsigned char *data;
 	struct cpu_chunk *chunk; /* the arena chunk that contains data */
 };
+
+/* Matrix i of a weight, which owns the memory. */
+static inline struct kern_weight cpu_matrix(const struct kern_weight *w, uint32_t i)
+{
+	struct kern_weight one = *w;
+	one.count = 1;
+	one.data += i * w->stride;
+	return one;
+}
 
 /* Activations as products read them, in tiles of rows; tile t's records are at rec + t *
  * tile_bytes. */
@@ -130,6 +141,7 @@ struct kern_device {
 	const struct cpu_variant *variant;
 	struct crew *crew;
 	struct kern_group group;
+	struct kern_pipe pipe;
 	bool bf16_activations; /* kern_config.activations */
 	char numerics[32];
 	pthread_mutex_t lock;          /* the crew runs one program at a time */
@@ -197,8 +209,6 @@ static inline float *cpu_kv_scales(const struct kern_kv_layer *kv, const unsigne
 	                                                kv->block_tokens);
 }
 
-/* KERN_EINVAL and a message for layers that the device does not support */
-int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct kern_kv_layer *kv);
 /* stores k and v (NULL with a latent) of all KV heads in slot `slot` */
 void cpu_kv_row(const struct kern_kv_layer *kv, uint32_t slot, const float *k, const float *v);
 

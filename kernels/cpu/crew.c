@@ -10,7 +10,7 @@
  * claims of later runs, and touches neither phases nor data, so no thread ever waits for it.
  * Opening phase n ends the run. */
 #include "kernels/cpu/crew.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 
 #include <linux/futex.h>
 #include <pthread.h>

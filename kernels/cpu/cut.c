@@ -104,13 +104,8 @@ void build_attention(struct build *b, const struct kern_op *op)
 	const struct kern_kv_layer *kv = &op->attention.kv;
 	const struct cpu_variant *v = p->dev->variant;
 	uint32_t heads = op->attention.heads, tile_rows;
-	int rc = cpu_kv_check(p->dev, op->kind, kv);
-	b->rc = b->rc ? b->rc : rc;
-	if (op->attention.sinks.v)
-		build_address(b, op, op->attention.sinks);
 	struct cpu_attention *a = build_alloc(b, sizeof *a);
-	if (b->rc || build_tensor(b, op, &op->attention.q, (size_t)heads * kv->head_dim) ||
-	    build_tensor(b, op, &op->attention.out, (size_t)heads * cpu_kv_out_dim(kv)))
+	if (b->rc)
 		return;
 	*a = (struct cpu_attention){.p = p,
 	                            .out = cpu_row(&op->attention.out, 0),

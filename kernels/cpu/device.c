@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert(offsetof(struct kern_weight, k) == offsetof(struct kern_matrices, k),
+               "a weight begins with struct kern_matrices");
+
 enum { ROWS_MAX = 1 << 22 };
 
 int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...)
@@ -100,6 +103,7 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 		goto nomem;
 	dev->variant = v;
 	dev->group = conf->group;
+	dev->pipe = conf->pipe;
 	dev->progressed = conf->progressed;
 	dev->progressed_arg = conf->progressed_arg;
 	dev->bf16_activations = conf->activations == KERN_BF16;
@@ -125,6 +129,12 @@ static const char *device_numerics(const struct kern_device *dev)
 static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
 {
 	*ret = (struct kern_counters){.pulse = crew_pulse(dev->crew)};
+}
+
+static void device_info(const struct kern_device *dev, struct kern_info *ret)
+{
+	*ret = (struct kern_info){0};
+	snprintf(ret->kernels, sizeof ret->kernels, "%s", dev->variant->name);
 }
 
 /* --- streams ------------------------------------------------------------- */
@@ -154,18 +164,6 @@ static int stream_sync(struct kern_stream *s)
 
 /* --- weights ------------------------------------------------------------- */
 
-static int weight_check(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
-                        const void *data, size_t row_bytes)
-{
-	int rc = kern_weight_check(dtype, n, k, row_bytes, dev->host.error, sizeof dev->host.error);
-	if (!rc && (k > CPU_MAX_DIM || n > ROWS_MAX))
-		return cpu_fail(dev, KERN_EINVAL, "weight of %u rows of %u values, limits are %d and %d", n,
-		                k, ROWS_MAX, CPU_MAX_DIM);
-	if (!rc && !data)
-		return cpu_fail(dev, KERN_EINVAL, "weight of %u rows of %u values without data", n, k);
-	return rc;
-}
-
 static void weight_destroy(struct kern_device *dev, struct kern_weight **wp)
 {
 	struct kern_weight *w = *wp;
@@ -178,33 +176,51 @@ static void weight_destroy(struct kern_device *dev, struct kern_weight **wp)
 	*wp = NULL;
 }
 
-static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
-                      const void *data, size_t row_bytes, struct kern_weight **ret_w)
+static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t count, uint32_t n,
+                      uint32_t k, struct kern_weight **ret_w)
 {
-	int rc = weight_check(dev, dtype, n, k, data, row_bytes);
+	int rc = kern_weight_check(dtype, count, n, k, dev->host.error, sizeof dev->host.error);
+	if (!rc && (k > CPU_MAX_DIM || n > ROWS_MAX))
+		rc = cpu_fail(dev, KERN_EINVAL, "weight of %u rows of %u values, limits are %d and %d", n,
+		              k, ROWS_MAX, CPU_MAX_DIM);
 	if (rc)
 		return rc;
 	struct kern_weight *w = malloc(sizeof *w);
 	if (!w)
 		return cpu_fail(dev, KERN_ENOMEM, "out of memory for a weight");
 	*w = (struct kern_weight){.dtype = dtype,
+	                          .count = count,
 	                          .n = n,
 	                          .k = k,
 	                          .packed = dev->variant->packed,
 	                          .panel_bytes = panel_bytes(dtype, k)};
+	w->stride = (cpu_weight_bytes(w) + CPU_ALIGN - 1) / CPU_ALIGN * CPU_ALIGN;
 	pthread_mutex_lock(&dev->lock);
-	w->data = cpu_arena_alloc(&dev->arena, cpu_weight_bytes(w), &w->chunk);
+	w->data = cpu_arena_alloc(&dev->arena, count * w->stride, &w->chunk);
 	pthread_mutex_unlock(&dev->lock);
 	if (!w->data) {
 		free(w);
 		return cpu_fail(dev, KERN_ENOMEM,
-		                "out of memory for a weight of %u rows of %u values of type %s", n, k,
-		                kern_dtype_name(dtype));
+		                "out of memory for a weight of %u matrices of %u rows of %u values of type "
+		                "%s",
+		                count, n, k, kern_dtype_name(dtype));
 	}
-	pthread_mutex_lock(&dev->lock);
-	cpu_weight_pack(w, data, row_bytes ? row_bytes : kern_dtype_bytes(dtype, k), dev->crew);
-	pthread_mutex_unlock(&dev->lock);
 	*ret_w = w;
+	return KERN_OK;
+}
+
+static int weight_load(struct kern_device *dev, struct kern_weight *w, uint32_t i, const void *data,
+                       size_t row_bytes)
+{
+	int rc = kern_load_check(w->dtype, w->count, w->k, i, data, row_bytes, dev->host.error,
+	                         sizeof dev->host.error);
+	if (rc)
+		return rc;
+	struct kern_weight one = cpu_matrix(w, i);
+	pthread_mutex_lock(&dev->lock);
+	cpu_weight_pack(&one, data, row_bytes ? row_bytes : kern_dtype_bytes(w->dtype, w->k),
+	                dev->crew);
+	pthread_mutex_unlock(&dev->lock);
 	return KERN_OK;
 }
 
@@ -221,12 +237,13 @@ const struct kern_ops kern_cpu_ops = {
 	.abi = KERN_ABI,
 	.name = "cpu",
 	.ranks_max = 64,
+	.stages_max = 64,
 	.open = device_open,
 	.close = device_close,
 	.numerics = device_numerics,
 	.last_error = host_last_error,
 	.counters = device_counters,
-	.info = host_info,
+	.info = device_info,
 	.mem_new = cpu_mem_new,
 	.mem_share = host_mem_share,
 	.mem_map = host_mem_map,
@@ -239,6 +256,7 @@ const struct kern_ops kern_cpu_ops = {
 	.sync = stream_sync,
 	.sync_previous = stream_sync,
 	.weight_new = weight_new,
+	.weight_load = weight_load,
 	.weight_destroy = weight_destroy,
 	.program_bytes = program_bytes,
 	.program_new = cpu_program_new,

@@ -9,14 +9,15 @@
 
 #include <string.h>
 
-/* Pairs, numbered row * used + slot, sorted by expert, then by number. */
+/* Pairs, numbered row * used + slot, of the experts begin .. begin + experts - 1, sorted by expert,
+ * then by number. Experts below are counted from `begin`. */
 struct cpu_group {
 	struct kern_program *p;
 	enum kern_rows rows;
 	const uint32_t *ids;
-	uint32_t used, experts;
+	uint32_t used, begin, experts;
 	uint32_t *pair;       /* (pairs) in sorted order */
-	uint32_t *place;      /* (pairs) each pair's place in `pair` */
+	uint32_t *place;      /* (pairs) each pair's place in `pair`; KERN_NONE: another's expert */
 	uint32_t *first;      /* (experts + 1) start of an expert's pairs in `pair` */
 	uint32_t *first_tile; /* (experts + 1) an expert's first tile: a tile has pairs of one expert */
 	uint32_t *tile_expert; /* (tiles) */
@@ -38,7 +39,8 @@ static void group_item(const void *ctx, uint32_t item, unsigned worker)
 	memset(g->first, 0, (g->experts + 1) * sizeof *g->first);
 	g->n_present = 0;
 	for (uint32_t i = 0; i < pairs; i++)
-		g->first[g->ids[i] + 1]++;
+		if (g->ids[i] - g->begin < g->experts)
+			g->first[g->ids[i] - g->begin + 1]++;
 	for (uint32_t e = 0; e < g->experts; e++) {
 		uint32_t count = g->first[e + 1], tiles = (count + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS;
 		if (count)
@@ -49,8 +51,10 @@ static void group_item(const void *ctx, uint32_t item, unsigned worker)
 		g->first[e + 1] += g->first[e];
 	}
 	for (uint32_t i = 0; i < pairs; i++) {
-		g->place[i] = g->first[g->ids[i]]++;
-		g->pair[g->place[i]] = i;
+		uint32_t e = g->ids[i] - g->begin;
+		g->place[i] = e < g->experts ? g->first[e]++ : KERN_NONE;
+		if (e < g->experts)
+			g->pair[g->place[i]] = i;
 	}
 	/* the loop advanced each start to the next expert's */
 	memmove(g->first + 1, g->first, g->experts * sizeof *g->first);
@@ -58,15 +62,15 @@ static void group_item(const void *ctx, uint32_t item, unsigned worker)
 }
 
 static const struct cpu_group *group_of(struct build *b, const struct kern_op *op, kern_ptr ids,
-                                        uint32_t used, uint32_t experts)
+                                        uint32_t used, const struct kern_experts *x)
 {
+	uint32_t experts = x->count;
 	size_t pairs = (size_t)build_max_rows(b, op->rows) * used,
 		   tiles = pairs / CPU_TILE_ROWS + experts + 1;
-	if (build_address(b, op, ids))
-		return NULL;
 	/* valid while the ids are unchanged: build_route clears b->group */
 	if (b->group && b->group->ids == (const uint32_t *)(void *)ids.v &&
-	    b->group->rows == op->rows && b->group->used == used && b->group->experts == experts)
+	    b->group->rows == op->rows && b->group->used == used && b->group->begin == x->first &&
+	    b->group->experts == experts)
 		return b->group;
 	struct cpu_group *g = build_alloc(b, sizeof *g);
 	uint32_t *words = build_alloc(b,
@@ -77,6 +81,7 @@ static const struct cpu_group *group_of(struct build *b, const struct kern_op *o
 	                        .rows = op->rows,
 	                        .ids = (const uint32_t *)(void *)ids.v,
 	                        .used = used,
+	                        .begin = x->first,
 	                        .experts = experts,
 	                        .pair = words,
 	                        .place = words + pairs,
@@ -98,8 +103,8 @@ struct experts_phase {
 	const struct kern_tensor *x;
 	/* rows of x: `used` if one row serves all its experts, 1 if each pair has its own row */
 	uint32_t pairs_per_row;
-	struct kern_weight **w[2]; /* gate and up, or down */
-	const float *bias[2];      /* of w; NULL or (experts, n) */
+	const struct kern_weight *w[2]; /* gate and up, or down */
+	const float *bias[2];           /* of w; NULL or (experts, n) */
 	uint32_t matrices, n;
 	uint32_t panels[2], panels_per_item[2], items[2]; /* per matrix of an expert */
 };
@@ -153,7 +158,8 @@ static void expert_item(const void *ctx, uint32_t item, unsigned worker)
 	uint32_t each = ph->panels_per_item[matrix], first = (of - matrix * ph->items[0]) * each,
 			 panels = ph->panels[matrix];
 	size_t ld = (size_t)ph->matrices * ph->n;
-	struct cpu_part part = {.w = ph->w[matrix][e],
+	const struct kern_weight w = cpu_matrix(ph->w[matrix], e);
+	struct cpu_part part = {.w = &w,
 	                        .bias = ph->bias[matrix] ? ph->bias[matrix] + (size_t)e * ph->n : NULL,
 	                        .y = ph->p->given + g->first[e] * ld + matrix * ph->n,
 	                        .ldy = ld,
@@ -163,23 +169,11 @@ static void expert_item(const void *ctx, uint32_t item, unsigned worker)
 	           ph->p->scratch[worker]);
 }
 
-/* Checks that all experts' matrices of one kind have the same type and shape. */
-static void check_alike(struct build *b, const struct kern_op *op, struct kern_weight *const *w,
-                        uint32_t n)
-{
-	for (uint32_t i = 1; i < n; i++)
-		if (w[i]->n != w[0]->n || w[i]->k != w[0]->k || w[i]->dtype != w[0]->dtype)
-			build_fail(b, KERN_EINVAL,
-			           "%s: expert 0's matrix is (%u, %u, %s), expert %u's (%u, %u, %s)",
-			           kern_op_name(op->kind), w[0]->n, w[0]->k, kern_dtype_name(w[0]->dtype), i,
-			           w[i]->n, w[i]->k, kern_dtype_name(w[i]->dtype));
-}
-
 /* up: NULL if an expert has one matrix; bias: of gate and up, or 0 */
 static struct experts_phase *build_products(struct build *b, const struct kern_op *op,
                                             const struct cpu_group *g, const struct kern_tensor *x,
-                                            uint32_t pairs_per_row, struct kern_weight **gate,
-                                            struct kern_weight **up, const kern_ptr bias[2])
+                                            uint32_t pairs_per_row, const struct kern_weight *gate,
+                                            const struct kern_weight *up, const kern_ptr bias[2])
 {
 	struct kern_program *p = b->p;
 	struct experts_phase *ph = build_alloc(b, sizeof *ph);
@@ -189,30 +183,19 @@ static struct experts_phase *build_products(struct build *b, const struct kern_o
 	*ph = (struct experts_phase){.p = p,
 	                             .op = op,
 	                             .g = g,
-	                             .make = build_make(b, op, (const struct kern_weight *const *)gate,
-	                                                g->experts),
 	                             .x = x,
 	                             .pairs_per_row = pairs_per_row,
 	                             .w = {gate, up},
 	                             .matrices = up ? 2 : 1,
-	                             .n = gate[0]->n};
-	check_alike(b, op, gate, g->experts);
-	if (up) {
-		check_alike(b, op, up, g->experts);
-		if (up[0]->n != ph->n || up[0]->k != ph->make.k)
-			build_fail(b, KERN_EINVAL, "%s: gate is (%u, %u), up (%u, %u)", kern_op_name(op->kind),
-			           ph->n, ph->make.k, up[0]->n, up[0]->k);
-		struct cpu_make also = build_make(b, op, (const struct kern_weight *const *)up, g->experts);
-		ph->make.tile_bytes = max_size(ph->make.tile_bytes, also.tile_bytes);
-		ph->make.ld_rounded = max_size(ph->make.ld_rounded, also.ld_rounded);
-	}
+	                             .n = gate->n};
+	ph->make = build_make(b, ph->w, ph->matrices);
 	for (uint32_t i = 0; i < 2; i++)
-		if (bias[i].v && !build_address(b, op, bias[i]))
+		if (bias[i].v)
 			ph->bias[i] = cpu_f32(bias[i]);
-	size_t total = g->used * (cpu_packed_bytes(p, gate[0]) + (up ? cpu_packed_bytes(p, up[0]) : 0));
+	size_t total = g->used * (gate->stride + (up ? up->stride : 0));
 	for (uint32_t i = 0; i < ph->matrices; i++) {
-		ph->panels[i] = p->dev->variant->panels(ph->w[i][0]);
-		ph->panels_per_item[i] = cpu_panels_per_item(p, ph->w[i][0], total, 1);
+		ph->panels[i] = p->dev->variant->panels(ph->w[i]);
+		ph->panels_per_item[i] = cpu_panels_per_item(p, ph->w[i], total, 1);
 		ph->items[i] = (ph->panels[i] + ph->panels_per_item[i] - 1) / ph->panels_per_item[i];
 	}
 	build_ready_room(b, &ph->make, pairs, pairs / CPU_TILE_ROWS + g->experts + 1);
@@ -224,13 +207,15 @@ static struct experts_phase *build_products(struct build *b, const struct kern_o
 	return ph;
 }
 
-/* --- the two operations -------------------------------------------------- */
+/* --- the operations ------------------------------------------------------ */
 
 static void act_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
                      uint32_t to)
 {
 	const struct experts_phase *ph = s->with;
 	for (uint32_t i = from * ph->g->used; i < to * ph->g->used; i++) {
+		if (ph->g->place[i] == KERN_NONE)
+			continue;
 		const float *gate = p->given + 2 * (size_t)ph->g->place[i] * ph->n;
 		p->dev->variant->act_mul(cpu_row(&s->op->experts_act.y, i), gate, gate + ph->n,
 		                         s->op->experts_act.act, ph->n);
@@ -240,10 +225,8 @@ static void act_rows(const struct row_step *s, const struct kern_program *p, uin
 void build_experts_act(struct build *b, const struct kern_op *op)
 {
 	const struct kern_experts *x = &op->experts_act.experts;
-	const struct cpu_group *g = group_of(b, op, op->experts_act.ids, op->experts_act.used,
-	                                     x->experts);
-	if (!g || build_tensor(b, op, &op->experts_act.x, x->gate[0]->k) ||
-	    build_tensor(b, op, &op->experts_act.y, x->gate[0]->n))
+	const struct cpu_group *g = group_of(b, op, op->experts_act.ids, op->experts_act.used, x);
+	if (!g)
 		return;
 	struct experts_phase *ph = build_products(b, op, g, &op->experts_act.x, g->used, x->gate, x->up,
 	                                          (kern_ptr[]){x->gate_bias, x->up_bias});
@@ -252,51 +235,89 @@ void build_experts_act(struct build *b, const struct kern_op *op)
 	build_row_step(b, op, act_rows, ph, 4 * (size_t)g->used * ph->n);
 }
 
-/* Adds up the experts of a row in ascending order of their numbers. */
-static void down_row(const struct experts_phase *ph, const struct kern_op *op, uint32_t r)
+/* y = the sum of a row's experts in ascending order of their numbers, (+ y if `add`). given: NULL
+ * where a pair is skipped */
+static void sum_row(float *y, const float *const *given, const uint32_t *ids, const float *weights,
+                    uint32_t used, uint32_t n, int add)
 {
-	const struct cpu_group *g = ph->g;
-	const uint32_t *ids = g->ids + (size_t)r * g->used;
-	const float *weights = cpu_f32(op->experts_down.weights) + (size_t)r * g->used;
 	uint32_t order[KERN_EXPERTS_USED_MAX];
-	float *y = cpu_row(&op->experts_down.y, r);
-	for (uint32_t j = 0; j < g->used; j++) {
+	for (uint32_t j = 0; j < used; j++) {
 		uint32_t at = j;
 		for (; at > 0 && ids[order[at - 1]] > ids[j]; at--)
 			order[at] = order[at - 1];
 		order[at] = j;
 	}
-	if (!op->experts_down.add)
-		memset(y, 0, ph->n * sizeof *y);
-	for (uint32_t j = 0; j < g->used; j++) {
-		const float *given = ph->p->given +
-		                     (size_t)g->place[(size_t)r * g->used + order[j]] * ph->n,
-					weight = weights[order[j]];
-		for (uint32_t c = 0; c < ph->n; c++)
-			y[c] += weight * given[c];
+	if (!add)
+		memset(y, 0, n * sizeof *y);
+	for (uint32_t j = 0; j < used; j++) {
+		const float *of = given[order[j]], weight = of ? weights[order[j]] : 0;
+		for (uint32_t c = 0; of && c < n; c++)
+			y[c] += weight * of[c];
 	}
 }
 
 static void down_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
                       uint32_t to)
 {
-	(void)p;
-	for (uint32_t r = from; r < to; r++)
-		down_row(s->with, s->op, r);
+	const struct experts_phase *ph = s->with;
+	const struct cpu_group *g = ph->g;
+	const float *given[KERN_EXPERTS_USED_MAX];
+	for (uint32_t r = from; r < to; r++) {
+		size_t pair = (size_t)r * g->used;
+		for (uint32_t j = 0; j < g->used; j++) {
+			uint32_t place = g->place[pair + j];
+			given[j] = place == KERN_NONE ? NULL : p->given + (size_t)place * ph->n;
+		}
+		sum_row(cpu_row(&s->op->experts_down.y, r), given, g->ids + pair,
+		        cpu_f32(s->op->experts_down.weights) + pair, g->used, ph->n,
+		        s->op->experts_down.add);
+	}
+}
+
+static void down_pairs(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                       uint32_t to)
+{
+	const struct experts_phase *ph = s->with;
+	const struct cpu_group *g = ph->g;
+	for (uint32_t i = from * g->used; i < to * g->used; i++)
+		if (g->place[i] != KERN_NONE)
+			memcpy(cpu_row(&s->op->experts_down.y, i), p->given + (size_t)g->place[i] * ph->n,
+			       ph->n * sizeof(float));
 }
 
 void build_experts_down(struct build *b, const struct kern_op *op)
 {
 	const struct kern_experts *x = &op->experts_down.experts;
-	const struct cpu_group *g = group_of(b, op, op->experts_down.ids, op->experts_down.used,
-	                                     x->experts);
-	if (!g || build_address(b, op, op->experts_down.weights) ||
-	    build_tensor(b, op, &op->experts_down.x, x->down[0]->k) ||
-	    build_tensor(b, op, &op->experts_down.y, x->down[0]->n))
+	const struct cpu_group *g = group_of(b, op, op->experts_down.ids, op->experts_down.used, x);
+	if (!g)
 		return;
 	struct experts_phase *ph = build_products(b, op, g, &op->experts_down.x, 1, x->down, NULL,
 	                                          (kern_ptr[]){x->down_bias, {0}});
 	if (!ph)
 		return;
-	build_row_step(b, op, down_rows, ph, 2 * (size_t)g->used * ph->n);
+	build_row_step(b, op, op->experts_down.pairs ? down_pairs : down_rows, ph,
+	               2 * (size_t)g->used * ph->n);
+}
+
+static void sum_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
+                     uint32_t to)
+{
+	(void)p;
+	const struct kern_op *op = s->op;
+	uint32_t used = op->experts_sum.used;
+	const float *given[KERN_EXPERTS_USED_MAX];
+	for (uint32_t r = from; r < to; r++) {
+		size_t pair = (size_t)r * used;
+		for (uint32_t j = 0; j < used; j++)
+			given[j] = cpu_row(&op->experts_sum.x, (uint32_t)pair + j);
+		sum_row(cpu_row(&op->experts_sum.y, r), given,
+		        (const uint32_t *)(void *)op->experts_sum.ids.v + pair,
+		        cpu_f32(op->experts_sum.weights) + pair, used, op->experts_sum.dim,
+		        op->experts_sum.add);
+	}
+}
+
+void build_experts_sum(struct build *b, const struct kern_op *op)
+{
+	build_row_step(b, op, sum_rows, NULL, 2 * (size_t)op->experts_sum.used * op->experts_sum.dim);
 }

@@ -1,5 +1,6 @@
-/* group.c - collectives of a group, and progress, which is reported after all ranks have met.
- * Operands of collectives are in memory that all ranks share, so a gather is a barrier. */
+/* group.c - collectives of a group, and progress, which is reported after all ranks have met;
+ * transfers between stages. Operands of collectives are in memory that all ranks share, so a gather
+ * is a barrier, and rank 0 sends and receives for all. */
 #include "kernels/cpu/build.h"
 
 #include <stdlib.h>
@@ -57,8 +58,10 @@ static uint32_t one_item(const void *ctx)
 static void meet(struct kern_program *p)
 {
 	const struct kern_group *g = &p->dev->group;
-	if (!atomic_load(&p->broken) && g->meet(g->arg))
-		atomic_store(&p->broken, true);
+	unsigned whole = 0;
+	/* with a broken pipeline the others must not wait for this rank, which alone knows */
+	if (atomic_load(&p->broken) != CPU_BROKEN_GROUP && g->meet(g->arg))
+		atomic_compare_exchange_strong(&p->broken, &whole, CPU_BROKEN_GROUP);
 }
 
 static void progress_item(const void *ctx, uint32_t item, unsigned worker)
@@ -94,10 +97,74 @@ static void meet_item(const void *ctx, uint32_t item, unsigned worker)
 	meet((struct kern_program *)(uintptr_t)ctx);
 }
 
-void build_collective(struct build *b, const struct kern_op *op)
+void build_barrier(struct build *b, const struct kern_op *op)
 {
-	for (uint32_t i = 0; op->kind == KERN_OP_GATHER && i < op->gather.tensors; i++)
-		build_tensor(b, op, &op->gather.t[i].x, op->gather.t[i].dim);
+	(void)op;
 	if (b->p->dev->group.ranks > 1)
 		build_phase(b, one_item, meet_item, b->p);
+}
+
+void build_gather(struct build *b, const struct kern_op *op)
+{
+	build_barrier(b, op);
+}
+
+void build_broadcast(struct build *b, const struct kern_op *op)
+{
+	build_barrier(b, op);
+}
+
+void build_reduce(struct build *b, const struct kern_op *op)
+{
+	(void)b, (void)op; /* there is one rank */
+}
+
+/* --- transfers between stages -------------------------------------------- */
+
+struct transfer_phase {
+	struct kern_program *p;
+	const struct kern_op *op;
+};
+
+static const struct kern_transfer *transfer_of(const struct kern_op *op)
+{
+	return op->kind == KERN_OP_SEND ? &op->send : &op->recv;
+}
+
+static void transfer_item(const void *ctx, uint32_t item, unsigned worker)
+{
+	(void)item, (void)worker;
+	const struct transfer_phase *ph = ctx;
+	struct kern_program *p = ph->p;
+	const struct kern_transfer *t = transfer_of(ph->op);
+	const struct kern_pipe *pipe = &p->dev->pipe;
+	int sends = ph->op->kind == KERN_OP_SEND;
+	void *x = cpu_f32(t->x.at);
+	size_t bytes = (size_t)cpu_rows(p, ph->op->rows) * t->dim * sizeof(float);
+	if (!p->dev->group.rank && bytes && !atomic_load(&p->broken) &&
+	    (sends ? pipe->send(pipe->arg, t->peer, x, bytes)
+	           : pipe->recv(pipe->arg, t->peer, x, bytes)))
+		atomic_store(&p->broken, CPU_BROKEN_PIPE + t->peer);
+	if (!sends && p->dev->group.ranks > 1)
+		meet(p);
+}
+
+static void build_transfer(struct build *b, const struct kern_op *op)
+{
+	struct transfer_phase *ph = build_alloc(b, sizeof *ph);
+	if (!ph)
+		return;
+	*ph = (struct transfer_phase){b->p, op};
+	if (op->kind == KERN_OP_RECV || !b->p->dev->group.rank)
+		build_phase(b, one_item, transfer_item, ph);
+}
+
+void build_send(struct build *b, const struct kern_op *op)
+{
+	build_transfer(b, op);
+}
+
+void build_recv(struct build *b, const struct kern_op *op)
+{
+	build_transfer(b, op);
 }

@@ -8,19 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct kern_kv_layer *kv)
-{
-	if (kv->head_dim > CPU_MAX_HEAD_DIM)
-		return cpu_fail(dev, KERN_EINVAL, "%s: KV head size %u, the limit is %d",
-		                kern_op_name(kind), kv->head_dim, CPU_MAX_HEAD_DIM);
-	if (kv->block_stride_bytes / kern_kv_planes(kv) < kern_kv_plane_bytes(kv))
-		return cpu_fail(dev, KERN_EINVAL,
-		                "%s: KV blocks are %zu bytes apart, too little for %u planes of %zu bytes",
-		                kern_op_name(kind), kv->block_stride_bytes, kern_kv_planes(kv),
-		                kern_kv_plane_bytes(kv));
-	return KERN_OK;
-}
-
 /* The largest magnitude, or NaN if it is NaN or infinite. Compares bits: a NaN's are above all
  * numbers'. */
 static float largest(const float *src, uint32_t count)

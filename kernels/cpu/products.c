@@ -7,15 +7,11 @@
 
 /* --- preparing activations ----------------------------------------------- */
 
-struct cpu_make build_make(struct build *b, const struct kern_op *op,
-                           const struct kern_weight *const *w, uint32_t n)
+struct cpu_make build_make(const struct build *b, const struct kern_weight *const *w, uint32_t n)
 {
 	const struct cpu_variant *v = b->p->dev->variant;
 	struct cpu_make m = {.k = w[0]->k};
 	for (uint32_t i = 0; i < n; i++) {
-		if (w[i]->k != m.k)
-			build_fail(b, KERN_EINVAL, "%s of a group with inner sizes %u and %u",
-			           kern_op_name(op->kind), m.k, w[i]->k);
 		if (v->tile_bytes && !panel_is_float(w[i]->dtype))
 			m.tile_bytes = v->tile_bytes(m.k / GROUP);
 		if (b->p->dev->bf16_activations && w[i]->dtype == KERN_BF16)
@@ -45,18 +41,12 @@ struct cpu_ready cpu_ready_at(const struct kern_program *p, const struct cpu_mak
 	};
 }
 
-size_t cpu_packed_bytes(const struct kern_program *p, const struct kern_weight *w)
-{
-	return w->packed ? p->dev->variant->panels(w) * w->panel_bytes
-	                 : w->n * kern_dtype_bytes(w->dtype, w->k);
-}
-
 uint32_t cpu_panels_per_item(const struct kern_program *p, const struct kern_weight *w,
                              size_t total_bytes, int many)
 {
 	enum { ITEMS_PER_THREAD = 6, ITEM_BYTES = 192 << 10 };
 	size_t share = total_bytes / (ITEMS_PER_THREAD * crew_threads(p->dev->crew)) + 1,
-		   panel = cpu_packed_bytes(p, w) / p->dev->variant->panels(w);
+		   panel = w->stride / p->dev->variant->panels(w);
 	if (many && share > ITEM_BYTES)
 		share = ITEM_BYTES;
 	uint32_t each = (uint32_t)(share / (panel ? panel : 1));
@@ -116,7 +106,7 @@ static void share_out(struct matmul_phase *ph)
 	const struct kern_op *op = ph->op;
 	size_t total = 0;
 	for (uint32_t i = 0; i < op->matmul.products; i++)
-		total += cpu_packed_bytes(ph->p, op->matmul.p[i].w);
+		total += op->matmul.p[i].w->stride;
 	for (int many = 0; many < 2; many++)
 		for (uint32_t i = 0; i < op->matmul.products; i++) {
 			uint32_t each = cpu_panels_per_item(ph->p, op->matmul.p[i].w, total, many),
@@ -134,18 +124,12 @@ static void need_scratch(struct build *b, size_t floats)
 void build_matmul(struct build *b, const struct kern_op *op)
 {
 	const struct kern_weight *w[KERN_PRODUCTS_MAX];
-	for (uint32_t i = 0; i < op->matmul.products; i++) {
+	for (uint32_t i = 0; i < op->matmul.products; i++)
 		w[i] = op->matmul.p[i].w;
-		build_tensor(b, op, &op->matmul.p[i].y, w[i]->n);
-		if (op->matmul.p[i].bias.v)
-			build_address(b, op, op->matmul.p[i].bias);
-	}
 	struct matmul_phase *ph = build_alloc(b, sizeof *ph);
-	if (build_tensor(b, op, &op->matmul.x, w[0]->k) || !ph)
+	if (!ph)
 		return;
-	*ph = (struct matmul_phase){.p = b->p,
-	                            .op = op,
-	                            .make = build_make(b, op, w, op->matmul.products)};
+	*ph = (struct matmul_phase){.p = b->p, .op = op, .make = build_make(b, w, op->matmul.products)};
 	for (uint32_t i = 0; i < op->matmul.products; i++)
 		ph->w[i] = *w[i];
 	uint32_t rows = build_max_rows(b, op->rows);
@@ -180,7 +164,7 @@ static void heads_rows(const struct row_step *s, const struct kern_program *p, u
 {
 	const struct heads_phase *ph = s->with;
 	const struct kern_op *op = s->op;
-	uint32_t n = op->heads_matmul.w[0]->n, k = ph->make.k, tail = op->heads_matmul.tail;
+	uint32_t n = op->heads_matmul.w->n, k = ph->make.k, tail = op->heads_matmul.tail;
 	for (uint32_t h = 0; h < op->heads_matmul.heads; h++) {
 		if (ph->make.tile_bytes || ph->make.ld_rounded) {
 			struct cpu_ready r = head_ready(ph, h);
@@ -208,10 +192,10 @@ static void heads_item(const void *ctx, uint32_t item, unsigned worker)
 	uint32_t rows = cpu_rows(ph->p, op->rows), many = rows > CPU_TILE_ROWS,
 			 each = ph->panels_per_item[many];
 	uint32_t head = item / ph->items_per_head[many], first = item % ph->items_per_head[many] * each;
-	const struct kern_weight *w = op->heads_matmul.w[head];
-	struct cpu_part part = {.w = w,
+	const struct kern_weight w = cpu_matrix(op->heads_matmul.w, head);
+	struct cpu_part part = {.w = &w,
 	                        .y = cpu_row(&op->heads_matmul.y, 0) +
-	                             head * ((size_t)w->n + op->heads_matmul.tail),
+	                             head * ((size_t)w.n + op->heads_matmul.tail),
 	                        .ldy = op->heads_matmul.y.ld,
 	                        .in = head_ready(ph, head),
 	                        .rows = rows};
@@ -223,25 +207,18 @@ void build_heads_matmul(struct build *b, const struct kern_op *op)
 {
 	uint32_t heads = op->heads_matmul.heads, rows = build_max_rows(b, op->rows),
 			 tail = op->heads_matmul.tail;
-	struct kern_weight *const *w = op->heads_matmul.w;
-	for (uint32_t h = 1; h < heads; h++)
-		if (w[h]->n != w[0]->n || w[h]->dtype != w[0]->dtype)
-			build_fail(b, KERN_EINVAL, "heads_matmul of matrices of %u and %u rows", w[0]->n,
-			           w[h]->n);
+	const struct kern_weight *w = op->heads_matmul.w;
 	struct heads_phase *ph = build_alloc(b, sizeof *ph);
-	if (build_tensor(b, op, &op->heads_matmul.x, heads * ((size_t)w[0]->k + tail)) ||
-	    build_tensor(b, op, &op->heads_matmul.y, heads * ((size_t)w[0]->n + tail)) || !ph)
+	if (!ph)
 		return;
 	*ph = (struct heads_phase){.p = b->p,
 	                           .op = op,
-	                           .make = build_make(b, op, (const struct kern_weight *const *)w,
-	                                              heads),
+	                           .make = build_make(b, &w, 1),
 	                           .rows = rows,
 	                           .tiles = (rows + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS,
-	                           .panels = b->p->dev->variant->panels(w[0])};
+	                           .panels = b->p->dev->variant->panels(w)};
 	for (int many = 0; many < 2; many++) {
-		ph->panels_per_item[many] = cpu_panels_per_item(b->p, w[0],
-		                                                heads * cpu_packed_bytes(b->p, w[0]), many);
+		ph->panels_per_item[many] = cpu_panels_per_item(b->p, w, heads * w->stride, many);
 		ph->items_per_head[many] = (ph->panels + ph->panels_per_item[many] - 1) /
 		                           ph->panels_per_item[many];
 	}

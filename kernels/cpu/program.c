@@ -1,10 +1,11 @@
 /* program.c - see program.h: compiles recorded operations into phases, and runs them.
  *
  * program_new rejects what cannot run; a batch beyond the limits is rejected before anything runs.
- * Only a broken group of ranks is reported after the run. */
+ * Only a broken group of ranks or pipeline is reported after the run. */
 #include "kernels/cpu/build.h"
 
 #include "kernels/continue.h"
+#include "kernels/operands.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -94,29 +95,6 @@ uint32_t build_max_rows(const struct build *b, enum kern_rows rows)
 	return rows == KERN_ROWS_ALL ? b->p->limits.rows : b->p->limits.tail_rows;
 }
 
-int build_tensor(struct build *b, const struct kern_op *op, const struct kern_tensor *t,
-                 size_t columns)
-{
-	if (t->type != KERN_F32)
-		return build_fail(b, KERN_ENOTSUP, "%s: activations of type %s, this device has f32",
-		                  kern_op_name(op->kind), kern_dtype_name(t->type));
-	if (!columns || columns > CPU_MAX_COLUMNS)
-		return build_fail(b, KERN_EINVAL, "%s: rows of %zu columns, limits are 1 and %d",
-		                  kern_op_name(op->kind), columns, CPU_MAX_COLUMNS);
-	if (t->ld < columns)
-		return build_fail(b, KERN_EINVAL, "%s: rows of %zu columns are %zu apart",
-		                  kern_op_name(op->kind), columns, t->ld);
-	return build_address(b, op, t->at);
-}
-
-int build_address(struct build *b, const struct kern_op *op, kern_ptr p)
-{
-	if (p.v && p.v % sizeof(float) == 0)
-		return b->rc;
-	return build_fail(b, KERN_EINVAL, "%s: address %#zx is missing or not aligned to 4 bytes",
-	                  kern_op_name(op->kind), (size_t)p.v);
-}
-
 /* --- sampling ------------------------------------------------------------ */
 
 struct sample_phase {
@@ -138,12 +116,12 @@ static void sample_item(const void *ctx, uint32_t item, unsigned worker)
 	kern_sample(ph->p->sampler[worker], cpu_row(&op->sample.logits, item), b, item, op);
 }
 
-static void build_sample(struct build *b, const struct kern_op *op)
+void build_sample(struct build *b, const struct kern_op *op)
 {
 	struct kern_program *p = b->p;
 	unsigned threads = crew_threads(p->dev->crew);
 	struct sample_phase *ph = build_alloc(b, sizeof *ph);
-	if (build_tensor(b, op, &op->sample.logits, p->limits.vocab) || p->dev->group.rank)
+	if (b->rc || p->dev->group.rank)
 		return;
 	*ph = (struct sample_phase){p, op};
 	p->sampler = build_alloc(b, threads * sizeof *p->sampler);
@@ -156,33 +134,19 @@ static void build_sample(struct build *b, const struct kern_op *op)
 }
 
 /* Spans are completed before a run is shared out among threads. Ranks share the batch. */
-static void build_continue(struct build *b, const struct kern_op *op)
+void build_advance(struct build *b, const struct kern_op *op)
 {
 	if (b->p->dev->group.ranks > 1)
 		build_fail(b, KERN_ENOTSUP, "%s: not in a group of %u ranks", kern_op_name(op->kind),
 		           b->p->dev->group.ranks);
-	b->p->carry_on = op;
+	b->p->advance = op;
 }
 
 /* --- start and end ------------------------------------------------------- */
 
-static void build_op(struct build *b, const struct kern_op *op)
-{
-	switch (op->kind) {
-	case KERN_OP_CONTINUE: build_continue(b, op); break;
-	case KERN_OP_MATMUL: build_matmul(b, op); break;
-	case KERN_OP_HEADS_MATMUL: build_heads_matmul(b, op); break;
-	case KERN_OP_EXPERTS_ACT: build_experts_act(b, op); break;
-	case KERN_OP_EXPERTS_DOWN: build_experts_down(b, op); break;
-	case KERN_OP_ATTENTION: build_attention(b, op); break;
-	case KERN_OP_PROGRESS: build_progress(b, op); break;
-	case KERN_OP_SAMPLE: build_sample(b, op); break;
-	case KERN_OP_GATHER:
-	case KERN_OP_BROADCAST:
-	case KERN_OP_BARRIER: build_collective(b, op); break;
-	default: build_rows(b, op);
-	}
-}
+#define BUILD_FUNCTION(KIND, NAME) [KIND] = build_##NAME,
+static void (*const build_op[KERN_OPS])(struct build *b, const struct kern_op *op) = {
+	KERN_OPERATIONS(BUILD_FUNCTION)};
 
 static void build_memory(struct build *b)
 {
@@ -221,8 +185,13 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	p->dev = dev;
 	p->limits = *limits;
 	p->ops = n;
+	struct kern_bounds bounds = {.ranks = dev->group.ranks,
+	                             .pipe = &dev->pipe,
+	                             .types = 1 << KERN_F32,
+	                             .columns = CPU_MAX_COLUMNS,
+	                             .head_dim = CPU_MAX_HEAD_DIM};
 	struct build b = {.p = p,
-	                  .rc = kern_program_check(ops, n, limits, dev->group.ranks, dev->host.error,
+	                  .rc = kern_program_check(ops, n, limits, &bounds, dev->host.error,
 	                                           sizeof dev->host.error)};
 	for (size_t i = 0; i < n && !b.rc; i++) {
 		struct kern_op *op = build_alloc(&b, sizeof *op);
@@ -230,7 +199,7 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 			break;
 		*op = ops[i];
 		b.op = op;
-		build_op(&b, op);
+		build_op[op->kind](&b, op);
 	}
 	if (!b.rc)
 		build_memory(&b);
@@ -255,11 +224,16 @@ int cpu_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 		return rc;
 	pthread_mutex_lock(&dev->lock);
 	p->batch = batch->host;
-	if (p->carry_on)
-		kern_continue(batch, p->carry_on, &p->limits);
+	if (p->advance)
+		kern_continue(batch, p->advance, &p->limits);
 	cpu_cut_batch(p);
 	crew_run(dev->crew, p->phase, p->phases);
 	pthread_mutex_unlock(&dev->lock);
-	return atomic_load(&p->broken) ? cpu_fail(dev, KERN_EDEVICE, "the group of ranks is broken")
-	                               : KERN_OK;
+	unsigned broken = atomic_load(&p->broken);
+	if (broken >= CPU_BROKEN_PIPE)
+		return cpu_fail(dev, KERN_EDEVICE,
+		                "the pipeline of stages is broken: rows did not pass between stage %u and "
+		                "stage %u",
+		                dev->pipe.stage, broken - CPU_BROKEN_PIPE);
+	return broken ? cpu_fail(dev, KERN_EDEVICE, "the group of ranks is broken") : KERN_OK;
 }

@@ -12,15 +12,15 @@
 
 #include <stdatomic.h>
 
-enum { CPU_CHUNK = 256 }; /* positions per chunk of attention */
+enum { CPU_CHUNK = 256 };                       /* positions per chunk of attention */
+enum { CPU_BROKEN_GROUP = 1, CPU_BROKEN_PIPE }; /* of kern_program.broken */
 
 struct kern_program {
 	struct kern_device *dev;
 	struct kern_limits limits;
 	const struct kern_batch *batch; /* of the current run */
 	size_t ops;
-	const struct kern_op
-		*carry_on; /* completes a batch's spans; NULL: there is no such operation */
+	const struct kern_op *advance; /* completes a batch's spans; NULL: there is no such operation */
 	struct crew_phase *phase;
 	size_t phases;
 	struct cpu_block *blocks; /* all memory referenced by the phases, freed with the program */
@@ -37,7 +37,8 @@ struct kern_program {
 	unsigned char *rec;
 	float *rounded, *partial, *gathered, *given;
 	size_t rec_bytes, rounded_floats, partial_floats, gathered_floats, given_floats;
-	atomic_bool broken; /* the group's barrier failed */
+	/* 0; or the group's barrier has failed; or a transfer, plus the stage that it was with */
+	atomic_uint broken;
 };
 
 /* Zeroed memory that lives as long as the program; NULL: out of memory. */

@@ -72,6 +72,11 @@ static void embed_rows(const struct row_step *s, const struct kern_program *p, u
 	}
 }
 
+void build_embed(struct build *b, const struct kern_op *op)
+{
+	build_row_step(b, op, embed_rows, NULL, op->embed.w->k);
+}
+
 static void gathered_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
                           uint32_t to)
 {
@@ -79,6 +84,11 @@ static void gathered_rows(const struct row_step *s, const struct kern_program *p
 	for (uint32_t r = from; r < to; r++)
 		memcpy(cpu_row(&s->op->gather_rows.y, r), cpu_row(&s->op->gather_rows.x, index[r]),
 		       s->op->gather_rows.dim * sizeof(float));
+}
+
+void build_gather_rows(struct build *b, const struct kern_op *op)
+{
+	build_row_step(b, op, gathered_rows, NULL, op->gather_rows.dim);
 }
 
 static void scale_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
@@ -93,6 +103,11 @@ static void scale_rows(const struct row_step *s, const struct kern_program *p, u
 	}
 }
 
+void build_scale(struct build *b, const struct kern_op *op)
+{
+	build_row_step(b, op, scale_rows, NULL, op->scale.dim);
+}
+
 /* --- norms and activation ------------------------------------------------ */
 
 static void norm_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
@@ -103,6 +118,11 @@ static void norm_rows(const struct row_step *s, const struct kern_program *p, ui
 		p->dev->variant->rms_norm(cpu_row(&op->norm.y, r), cpu_row(&op->norm.x, r),
 		                          op->norm.a.at.v ? cpu_row(&op->norm.a, r) : NULL,
 		                          cpu_f32(op->norm.w), op->norm.dim, op->norm.eps);
+}
+
+void build_norm(struct build *b, const struct kern_op *op)
+{
+	build_row_step(b, op, norm_rows, NULL, 2 * (size_t)op->norm.dim);
 }
 
 static void head_norm_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
@@ -117,6 +137,12 @@ static void head_norm_rows(const struct row_step *s, const struct kern_program *
 		}
 }
 
+void build_head_norm(struct build *b, const struct kern_op *op)
+{
+	build_row_step(b, op, head_norm_rows, NULL,
+	               2 * (size_t)op->head_norm.heads * op->head_norm.head_dim);
+}
+
 static void act_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
                      uint32_t to)
 {
@@ -124,6 +150,11 @@ static void act_rows(const struct row_step *s, const struct kern_program *p, uin
 	for (uint32_t r = from; r < to; r++)
 		p->dev->variant->act_mul(cpu_row(&op->act_mul.y, r), cpu_row(&op->act_mul.gate, r),
 		                         cpu_row(&op->act_mul.up, r), op->act_mul.act, op->act_mul.dim);
+}
+
+void build_act_mul(struct build *b, const struct kern_op *op)
+{
+	build_row_step(b, op, act_rows, NULL, 4 * (size_t)op->act_mul.dim);
 }
 
 /* --- rotation ------------------------------------------------------------ */
@@ -184,18 +215,10 @@ static const struct cpu_angles *angles_of(struct build *b, const struct kern_op 
 	return a;
 }
 
-static void build_rope(struct build *b, const struct kern_op *op)
+void build_rope(struct build *b, const struct kern_op *op)
 {
-	const struct kern_rope *rope = &op->rope.rope;
-	size_t dim = (size_t)op->rope.heads * op->rope.head_dim;
-	if (op->rope.head_dim > CPU_MAX_HEAD_DIM)
-		build_fail(b, KERN_EINVAL, "rope of heads of %u elements, the limit is %d",
-		           op->rope.head_dim, CPU_MAX_HEAD_DIM);
-	if (build_tensor(b, op, &op->rope.x, dim) ||
-	    (rope->dims && build_address(b, op, rope->inv_freq)))
-		return;
 	const struct cpu_angles *a = angles_of(b, op);
-	build_row_step(b, op, rope_rows, a, dim);
+	build_row_step(b, op, rope_rows, a, (size_t)op->rope.heads * op->rope.head_dim);
 }
 
 /* --- KV ------------------------------------------------------------------ */
@@ -210,16 +233,10 @@ static void kv_rows(const struct row_step *s, const struct kern_program *p, uint
 		           op->kv_write.kv.latent ? NULL : cpu_row(&op->kv_write.v, r));
 }
 
-static void build_kv_write(struct build *b, const struct kern_op *op)
+void build_kv_write(struct build *b, const struct kern_op *op)
 {
 	const struct kern_kv_layer *kv = &op->kv_write.kv;
-	size_t dim = (size_t)kv->kv_heads * kv->head_dim;
-	int rc = cpu_kv_check(b->p->dev, op->kind, kv);
-	b->rc = b->rc ? b->rc : rc;
-	if (build_tensor(b, op, &op->kv_write.k, dim) ||
-	    (!kv->latent && build_tensor(b, op, &op->kv_write.v, dim)))
-		return;
-	build_row_step(b, op, kv_rows, NULL, 2 * dim);
+	build_row_step(b, op, kv_rows, NULL, 2 * (size_t)kv->kv_heads * kv->head_dim);
 }
 
 /* --- route --------------------------------------------------------------- */
@@ -305,60 +322,8 @@ static void route_rows(const struct row_step *s, const struct kern_program *p, u
 		          cpu_f32(op->route.weights) + (size_t)r * used);
 }
 
-static void build_route(struct build *b, const struct kern_op *op)
+void build_route(struct build *b, const struct kern_op *op)
 {
-	const struct kern_router *r = &op->route.router;
 	b->group = NULL; /* the rows' experts change */
-	if (!build_tensor(b, op, &op->route.logits, r->experts) &&
-	    !build_address(b, op, op->route.ids) && !build_address(b, op, op->route.weights) &&
-	    !(r->bias.v && build_address(b, op, r->bias)))
-		build_row_step(b, op, route_rows, NULL, 16 * (size_t)r->experts);
-}
-
-/* --- dispatch ------------------------------------------------------------ */
-
-void build_rows(struct build *b, const struct kern_op *op)
-{
-	switch (op->kind) {
-	case KERN_OP_EMBED:
-		if (!build_tensor(b, op, &op->embed.y, op->embed.w->k))
-			build_row_step(b, op, embed_rows, NULL, op->embed.w->k);
-		break;
-	case KERN_OP_GATHER_ROWS:
-		if (!build_tensor(b, op, &op->gather_rows.y, op->gather_rows.dim) &&
-		    !build_tensor(b, op, &op->gather_rows.x, op->gather_rows.dim))
-			build_row_step(b, op, gathered_rows, NULL, op->gather_rows.dim);
-		break;
-	case KERN_OP_SCALE:
-		if (!build_tensor(b, op, &op->scale.y, op->scale.dim) &&
-		    !build_tensor(b, op, &op->scale.x, op->scale.dim))
-			build_row_step(b, op, scale_rows, NULL, op->scale.dim);
-		break;
-	case KERN_OP_NORM:
-		if (!build_tensor(b, op, &op->norm.y, op->norm.dim) &&
-		    !build_tensor(b, op, &op->norm.x, op->norm.dim) &&
-		    !(op->norm.a.at.v && build_tensor(b, op, &op->norm.a, op->norm.dim)) &&
-		    !build_address(b, op, op->norm.w))
-			build_row_step(b, op, norm_rows, NULL, 2 * (size_t)op->norm.dim);
-		break;
-	case KERN_OP_HEAD_NORM:
-		if (!build_tensor(b, op, &op->head_norm.x,
-		                  (size_t)op->head_norm.heads * op->head_norm.head_dim) &&
-		    !build_address(b, op, op->head_norm.w))
-			build_row_step(b, op, head_norm_rows, NULL,
-			               2 * (size_t)op->head_norm.heads * op->head_norm.head_dim);
-		break;
-	case KERN_OP_ROPE: build_rope(b, op); break;
-	case KERN_OP_KV_WRITE: build_kv_write(b, op); break;
-	case KERN_OP_ACT_MUL:
-		if (!build_tensor(b, op, &op->act_mul.y, op->act_mul.dim) &&
-		    !build_tensor(b, op, &op->act_mul.gate, op->act_mul.dim) &&
-		    !build_tensor(b, op, &op->act_mul.up, op->act_mul.dim))
-			build_row_step(b, op, act_rows, NULL, 4 * (size_t)op->act_mul.dim);
-		break;
-	case KERN_OP_ROUTE: build_route(b, op); break;
-	default:
-		build_fail(b, KERN_ENOTSUP, "operation %s (%d) is unknown to this device",
-		           kern_op_name(op->kind), (int)op->kind);
-	}
+	build_row_step(b, op, route_rows, NULL, 16 * (size_t)op->route.router.experts);
 }

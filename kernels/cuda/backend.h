@@ -7,7 +7,8 @@
 #ifndef CUDA_BACKEND_H
 #define CUDA_BACKEND_H
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -25,6 +26,7 @@ enum {
 	CUDA_MAX_COLUMNS = 65535 * 256,
 	CUDA_SIZES = 11, /* most graphs of a program */
 	CUDA_RANKS_MAX = 16,
+	CUDA_STAGES_MAX = 16,
 	/* oldest driver: the runtime's major version, and at least 12.8, which has what is used here */
 	CUDA_DRIVER_MIN = CUDART_VERSION >= 13000 ? CUDART_VERSION / 1000 * 1000 : 12080
 };
@@ -38,29 +40,34 @@ struct kern_device {
 	int multiprocessors, shared_max; /* shared_max: bytes of shared memory per block */
 	/* The device has wgmma, and the self-test found that it has the bits of mma.sync. */
 	int wgmma;
-	/* for the self-test: attention of prompts by a kernel of its own also where it does not pay;
-	 * linear_wide.cu with so many rows of x in a block */
-	int wide_always;
-	uint32_t wide_columns;
+	const char
+		*no_wgmma; /* why it is not used, for kern_info.kernels; "": it is, or there is none */
+	int hangs;     /* the self-test has not ended: nothing more is asked of the device, nor freed */
+	/* for the self-test: attention_prefill.cu also where it does not pay; least chunks of an item
+	 * of attention_decode.cu */
+	int prefill_always;
+	uint32_t attention_least;
 	/* kernels may start before the previous one is done (kernel.h, grid_wait) */
 	int overlaps;
 	/* kern_config.activations is BF16: products and attention round activations */
 	int bf16_activations;
-	int fast;         /* variant "fast": products with BF16 weights by cuBLASLt */
-	struct lt *lt;    /* of variant "fast", else NULL (lt.c) */
-	char error[400];  /* the latest */
-	char broken[300]; /* why every further call fails; empty: the device works */
+	int fast;          /* variant "fast": products with BF16 weights by cuBLASLt */
+	struct lt *lt;     /* of variant "fast", else NULL (lt.c) */
+	struct nccl *nccl; /* of variant "fast" in a group, and of a pipeline, else NULL (nccl.c) */
+	char error[400];   /* the latest */
+	char broken[300];  /* why every further call fails; empty: the device works */
 	char numerics[48];
 	struct kern_group group;
+	struct kern_pipe pipe;
 	struct cuda_peers *peers; /* the group's state; NULL: no group */
 	cudaStream_t loading;     /* for weights */
 	struct staging *staging;  /* weight.cu */
 	/* Progress: kernels increment *pulse (pinned); a thread then calls `progressed` (watch.c). */
 	volatile uint64_t *pulse;
-	kern_ptr pulse_dev; /* device address of pulse */
+	struct kern_mem pulse_mem, pulse_count; /* pulse's; what kernels have stored there last */
 	struct cuda_watch *watch;
 	uint64_t steps, rows, launches, busy_ns; /* atomic: read from any thread */
-	struct nvml *nvml;                       /* NULL: unavailable */
+	void *nvml;                              /* the device for nvml.c; NULL: unavailable */
 };
 
 struct kern_stream {
@@ -80,9 +87,23 @@ int cuda_fail(struct kern_device *dev, int code, const char *fmt, ...)
  * runtime's message". Errors from which the device cannot recover are remembered. */
 int cuda_check(struct kern_device *dev, cudaError_t rc, const char *doing);
 int cuda_check_driver(struct kern_device *dev, CUresult rc, const char *doing);
+/* Makes it the calling thread's device. */
+int cuda_choose(struct kern_device *dev);
 /* The driver function of that name. The object is not linked to the driver, so that it loads on
  * machines without one. */
 void *cuda_driver(const char *name);
+/* Loads a library from this object's folder, else from the system's search path, and its functions.
+ * Returns 1; or 0 and the loader's message. */
+struct cuda_symbol {
+	const char *name;
+	void *slot; /* a pointer to a function */
+};
+int cuda_library(const char *library, const struct cuda_symbol *all, size_t n, char *why,
+                 size_t size);
+/* For a list X(NAME) of functions: members of a struct `api`, pointers to them with their names; and
+ * their struct cuda_symbol. */
+#define CUDA_MEMBER(NAME) __typeof__(NAME) *NAME;
+#define CUDA_SYMBOL(NAME) {#NAME, &api.NAME},
 
 /* --- memory (memory.c) --------------------------------------------------- */
 
@@ -109,18 +130,20 @@ int cuda_shared_reaches(int index, CUdeviceptr at, size_t bytes, int reader, cud
 
 /* --- weights (weight.cu) ------------------------------------------------- */
 
-/* A matrix (n, k) in the order in which kernels read it, see weight.h. */
+/* Matrices (n, k) in the order in which kernels read them, see weight.h. */
 struct kern_weight {
 	enum kern_dtype dtype;
-	uint32_t n, k;
-	uint32_t whole;      /* rows of the matrix that this is a part of; 0: n */
+	uint32_t count, n, k;
+	uint32_t whole;      /* rows of the matrices that these are parts of; 0: n */
 	int plain;           /* BF16 in row-major order, for cuBLASLt */
 	unsigned char *data; /* on the device */
-	size_t bytes;
+	size_t stride;       /* bytes between matrices */
 };
 
-int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
-                    const void *data, size_t row_bytes, struct kern_weight **ret_w);
+int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t count, uint32_t n,
+                    uint32_t k, struct kern_weight **ret_w);
+int cuda_weight_load(struct kern_device *dev, struct kern_weight *w, uint32_t i, const void *data,
+                     size_t row_bytes);
 void cuda_weight_destroy(struct kern_device *dev, struct kern_weight **w);
 void cuda_weight_part_of(struct kern_weight *w, uint32_t n);
 void cuda_staging_free(struct kern_device *dev);
@@ -189,6 +212,7 @@ int group_probe_read(struct kern_device *dev, const struct cuda_window *w, int *
 struct lt_product {
 	const void *x, *w; /* bfloat16 */
 	float *y;
+	size_t x_ld;
 	uint32_t rows, n, k;
 };
 
@@ -199,23 +223,50 @@ void lt_close(struct lt **lt);
  * run one after the other. */
 int lt_launch(struct kern_device *dev, const struct lt_product *product, cudaStream_t stream);
 
-/* --- self-test at open (envelope.c) -------------------------------------- */
+/* --- NCCL (nccl.c): sums over the ranks for the variant fast, transfers between stages ---- */
 
-/* Returns 0, or KERN_ENOTSUP and a text if a row's bits depend on the other rows. */
-int cuda_envelope(struct kern_device *dev);
+struct nccl_call {
+	enum { NCCL_SUM, NCCL_SEND, NCCL_RECV } kind;
+	uint32_t peer; /* the stage; not of a sum */
+	void *x;
+	size_t count;         /* a sum: values; else bytes */
+	enum kern_dtype type; /* of a sum: KERN_F32 or KERN_BF16 */
+};
+
+/* Loads the library and makes the communicators in dev->nccl: the group's for the variant fast,
+ * unless ranks share a GPU, and the pipeline's. No-op for a device that needs neither.
+ * KERN_ENOTSUP and a message with the remedy if the library is missing. All ranks and stages call
+ * it. */
+int nccl_open(struct kern_device *dev);
+/* kern_ops.reduces */
+int nccl_reduces(const struct kern_device *dev);
+/* Also ends what the device has begun with it. No-op for NULL. */
+void nccl_close(struct nccl **n);
+/* Launches on that stream, which may be capturing. The first transfer with a stage waits until that
+ * one launches it as well. */
+int nccl_launch(struct kern_device *dev, const struct nccl_call *call, cudaStream_t stream);
+/* Waits for the event, or, if that is NULL, for the stream, as long as group and pipeline are
+ * intact. An error leaves the stream empty, and the communicators cannot be used any more. */
+int nccl_wait(struct kern_device *dev, cudaEvent_t event, cudaStream_t stream);
+/* KERN_EDEVICE and the reason if communicators cannot be used any more; KERN_OK also without. */
+int nccl_check(struct kern_device *dev);
+
+/* --- self-test at open (selftest.c) -------------------------------------- */
+
+/* Returns 0, or KERN_ENOTSUP and a text if a row's bits depend on the other rows; KERN_EDEVICE if a
+ * kernel does not end. */
+int cuda_selftest(struct kern_device *dev);
 /* PDSERVE_CUDA_WGMMA in the environment. 0: wgmma is not used, by a device or a program. Another
- * number: a device where it has other bits than mma.sync is rejected; with 64 and 256 kernels for
- * prompts are also used where they do not pay, those of linear_wide.cu with so many rows of x in a
- * block. -1: it is not set. */
+ * number: a device where it has other bits than mma.sync is rejected; above 1 attention_prefill.cu
+ * is also used where it does not pay. -1: it is not set. */
 int cuda_wgmma(void);
 
 /* --- temperature and clocks (nvml.c) ------------------------------------- */
 
-/* The driver's management library for the device at that PCI bus id; NULL if unavailable. */
-struct nvml *nvml_open(const char *bus);
-void nvml_close(struct nvml **n);
+/* The device at that PCI bus id, for the driver's management library; NULL if unavailable. */
+void *nvml_find(const char *bus);
 /* Sets the known fields; no-op for NULL. Any thread. */
-void nvml_read(const struct nvml *n, struct kern_info *ret);
+void nvml_read(void *device, struct kern_info *ret);
 
 /* --- progress (watch.c) -------------------------------------------------- */
 

@@ -1,6 +1,6 @@
-/* continue.cu - KERN_OP_CONTINUE: completes the batch's spans that continue others, in the device's
- * copy of the batch, but not its header, which a chain reads before the kernels before it are done
- * (KERNEL_EARLY). kernels/continue.c does the same on the host. A block for each span. */
+/* continue.cu - KERN_OP_ADVANCE: completes the batch's spans that continue others, in the device's
+ * copy of the batch, but not its header, which products read before the kernels before them are
+ * done (KERNEL_EARLY). kernels/continue.c does the same on the host. A block for each span. */
 #include "kernels/continue.h"
 #include "kernels/cuda/kernel.h"
 
@@ -73,18 +73,12 @@ static __device__ uint32_t expected_at(const uint32_t *token, uint32_t n, uint32
 {
 	static_assert(KERN_MATCH_LONG * (uint64_t)KERN_HISTORY_MAX + KERN_HISTORY_MAX <= 1ull << 32,
 	              "a key has 32 bits");
-	uint32_t *warp_best = (uint32_t *)shared_memory(), best = 0;
+	uint32_t best = 0;
 	for (uint32_t place = 1 + threadIdx.x; place < n; place += THREADS) {
 		uint32_t k = kern_alike(token, n, place), key = k * KERN_HISTORY_MAX + place;
 		best = k >= least && key > best ? key : best;
 	}
-	best = warp_largest(best);
-	if (threadIdx.x % WARP == 0)
-		warp_best[threadIdx.x / WARP] = best;
-	__syncthreads();
-	for (uint32_t i = 0; i < THREADS / WARP; i++)
-		best = warp_best[i] > best ? warp_best[i] : best;
-	return best % KERN_HISTORY_MAX;
+	return block_largest(best, (uint32_t *)shared_memory(), THREADS) % KERN_HISTORY_MAX;
 }
 
 /* tokens (rows): the first is `newest`. A token behind the last one repeats the draft, which begins
@@ -123,14 +117,14 @@ KERNEL(continue_spans, THREADS, struct continue_args)
 	draft(history + 1, n, at, newest, words + b->tokens + s.row, s.rows);
 }
 
-void plan_continue(struct plan *p)
+void plan_advance(struct plan *p)
 {
 	const struct kern_op *op = p->op;
 	struct continue_args a = {(struct kern_batch *)(uintptr_t)p->batch,
-	                          (const struct kern_kept *)op->carry_on.kept.v,
-	                          (uint32_t *)op->carry_on.histories.v,
+	                          (const struct kern_kept *)op->advance.kept.v,
+	                          (uint32_t *)op->advance.histories.v,
 	                          p->limits->history_tokens,
-	                          op->carry_on.block_tokens,
-	                          op->carry_on.match};
+	                          op->advance.block_tokens,
+	                          op->advance.match};
 	PLAN(p, continue_spans, p->spans, 1, THREADS, THREADS / WARP * sizeof(uint32_t), a);
 }

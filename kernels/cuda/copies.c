@@ -2,9 +2,8 @@
  * engines on one stream per pool, never kernels, which would take multiprocessors from decoding.
  *
  * Copies are numbered; the end of a copy is an event in a ring, which is reused only after its copy
- * is done, so at most RING copies of a pool are in progress. What has a reader (`seen`) is read
- * where it lands, if that is pinned memory; else it goes through two pinned buffers: the host reads
- * one while the other is filled. After an error the stream is synchronised. */
+ * is done, so at most RING copies of a pool are in progress. A reader (`seen`) reads what has landed
+ * in host memory. After an error the stream is synchronised. */
 #include "kernels/copy.h"
 #include "kernels/cuda/backend.h"
 
@@ -15,7 +14,7 @@
 #include <string.h>
 
 _Static_assert((int)CUDA_RANKS_MAX <= (int)KERN_PARTS_MAX, "a pool of a group has too many parts");
-enum { RING = 64, STAGE_BYTES = 1 << 20, BATCH_MAX = 64 };
+enum { RING = 64, BATCH_MAX = 64 };
 
 struct cuda_pool {
 	struct kern_pool head; /* first */
@@ -29,10 +28,6 @@ struct cuda_pool {
 	/* bits of other devices: it was tried whether they read this memory themselves; they do */
 	_Atomic uint64_t tried, direct;
 	cudaEvent_t end[RING]; /* of copy n: n % RING */
-	struct {
-		unsigned char *host;
-		cudaEvent_t full;
-	} stage[2]; /* allocated on first use */
 };
 
 static int check(cudaError_t rc, const char *doing, char *errbuf, size_t errlen)
@@ -57,12 +52,6 @@ static void pool_close(struct kern_pool **poolp)
 	for (int i = 0; i < RING; i++)
 		if (p->end[i])
 			cudaEventDestroy(p->end[i]);
-	for (int i = 0; i < 2; i++) {
-		if (p->stage[i].full)
-			cudaEventDestroy(p->stage[i].full);
-		if (p->stage[i].host)
-			cudaFreeHost(p->stage[i].host);
-	}
 	if (p->at)
 		cuda_shared_unmap(p->device, p->at, p->bytes);
 	pthread_mutex_destroy(&p->lock);
@@ -227,92 +216,7 @@ static cudaError_t copy_pieces(const struct kern_copy *c, bool pinned, cudaStrea
 	return rc;
 }
 
-static int stages_new(struct cuda_pool *p, char *errbuf, size_t errlen)
-{
-	int rc = KERN_OK;
-	for (int i = 0; i < 2 && !rc; i++) {
-		if (!p->stage[i].full)
-			rc = check(cudaEventCreateWithFlags(&p->stage[i].full,
-			                                    cudaEventDisableTiming | cudaEventBlockingSync),
-			           "creating an event", errbuf, errlen);
-		if (!rc && !p->stage[i].host)
-			rc = check(cudaHostAlloc((void **)&p->stage[i].host, STAGE_BYTES,
-			                         cudaHostAllocPortable),
-			           "pinning memory", errbuf, errlen);
-	}
-	return rc;
-}
-
-/* Iterates over a copy in parts of at most one stage; false: the end. */
-struct copy_cursor {
-	size_t piece;
-	uint64_t at;
-};
-static bool next_part(const struct kern_copy *c, struct copy_cursor *cursor, struct kern_piece *ret)
-{
-	while (cursor->piece < c->n && cursor->at == c->piece[cursor->piece].bytes)
-		*cursor = (struct copy_cursor){cursor->piece + 1, 0};
-	if (cursor->piece == c->n)
-		return false;
-	const struct kern_piece *p = &c->piece[cursor->piece];
-	uint64_t left = p->bytes - cursor->at, bytes = left < STAGE_BYTES ? left : STAGE_BYTES;
-	*ret = (struct kern_piece){p->to + cursor->at, p->from + cursor->at, bytes};
-	cursor->at += bytes;
-	return true;
-}
-
-static cudaError_t fill(const struct cuda_pool *p, const struct kern_copy *c, unsigned i,
-                        const struct kern_piece *part)
-{
-	cudaError_t rc = cudaMemcpyAsync(p->stage[i].host, address(c->from, part->from), part->bytes,
-	                                 cudaMemcpyDefault, p->stream);
-	return rc == cudaSuccess ? cudaEventRecord(p->stage[i].full, p->stream) : rc;
-}
-
-/* Waits for stage i, passes it to `seen`, and copies it to its destination. */
-static cudaError_t show(const struct cuda_pool *p, const struct kern_copy *c, unsigned i,
-                        const struct kern_piece *part)
-{
-	cudaError_t rc = cudaEventSynchronize(p->stage[i].full);
-	if (rc != cudaSuccess)
-		return rc;
-	c->seen(c->seen_arg, p->stage[i].host, part->bytes);
-	if (c->to)
-		return cudaMemcpy(address(c->to, part->to), p->stage[i].host, part->bytes,
-		                  cudaMemcpyDefault);
-	memcpy(address(NULL, part->to), p->stage[i].host, part->bytes);
-	return cudaSuccess;
-}
-
-static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbuf, size_t errlen)
-{
-	if (c->to && ((const struct cuda_pool *)c->from)->device != p->device) {
-		snprintf(errbuf, errlen,
-		         "a copy with a reader from a pool of device %d to one of device %d: only possible "
-		         "within a device or to host memory",
-		         ((const struct cuda_pool *)c->from)->device, p->device);
-		return KERN_ENOTSUP;
-	}
-	struct copy_cursor cursor = {0, 0};
-	struct kern_piece part[2];
-	unsigned i = 0;
-	int rc = stages_new(p, errbuf, errlen);
-	cudaError_t e = cudaSuccess;
-	bool more = !rc && next_part(c, &cursor, &part[0]);
-	if (more)
-		e = fill(p, c, 0, &part[0]);
-	while (more && e == cudaSuccess) {
-		more = next_part(c, &cursor, &part[!i]);
-		if (more)
-			e = fill(p, c, !i, &part[!i]);
-		if (e == cudaSuccess)
-			e = show(p, c, i, &part[i]);
-		i = !i;
-	}
-	return rc ? rc : check(e, "copying", errbuf, errlen);
-}
-
-/* Passes what has landed in pinned memory to `seen`. Without the lock: meanwhile the device copies
+/* Passes what has landed in host memory to `seen`. Without the lock: meanwhile the device copies
  * for other threads. */
 static int see_landed(const struct cuda_pool *p, const struct kern_copy *c, uint64_t number,
                       char *errbuf, size_t errlen)
@@ -340,15 +244,20 @@ static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	int rc = check(cudaSetDevice(p->device), "choosing the device", errbuf, errlen);
 	if (rc)
 		return or_lost(&p->head, rc);
-	/* of pieces that overlap, the reader would only see what the last ones brought */
-	bool pinned = (!c->to || !c->from) && !(c->seen && kern_copy_is_ordered(c)) && is_pinned(c);
+	if (c->seen && c->n > 1 && kern_copy_is_ordered(c)) {
+		/* of pieces that overlap the reader would only see what the last ones brought */
+		struct kern_copy one = *c;
+		one.n = 1;
+		for (; one.piece < c->piece + c->n && !rc; one.piece++)
+			rc = pool_copy(&one, ret_number, errbuf, errlen);
+		return rc;
+	}
+	bool pinned = (!c->to || !c->from) && is_pinned(c);
 	pthread_mutex_lock(&p->lock);
 	uint64_t number = p->number + 1;
 	rc = check(cudaEventSynchronize(p->end[number % RING]), "waiting for a copy", errbuf, errlen);
 	if (!rc)
-		rc = c->seen && !pinned
-		         ? copy_seen(p, c, errbuf, errlen)
-		         : check(copy_pieces(c, pinned, p->stream), "copying", errbuf, errlen);
+		rc = check(copy_pieces(c, pinned, p->stream), "copying", errbuf, errlen);
 	if (!rc)
 		rc = check(cudaEventRecord(p->end[number % RING], p->stream), "copying", errbuf, errlen);
 	if (rc)
@@ -356,7 +265,7 @@ static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	else
 		*ret_number = p->number = number;
 	pthread_mutex_unlock(&p->lock);
-	if (!rc && c->seen && pinned)
+	if (!rc && c->seen)
 		rc = see_landed(p, c, number, errbuf, errlen);
 	return or_lost(c->to, or_lost(c->from, rc));
 }

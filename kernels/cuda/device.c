@@ -5,15 +5,26 @@
  * that the worker exits and its requests continue elsewhere. */
 #include "kernels/cuda/backend.h"
 
+#include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum {
-	CAPABILITY_MIN = 80,
-	CAPABILITY_MAX = 99 /* later ones have no code: the Makefile's CUDA_ARCH */
-};
+_Static_assert(offsetof(struct kern_weight, k) == offsetof(struct kern_matrices, k),
+               "a weight begins with struct kern_matrices");
+
+/* The major compute capabilities for which there is code: the Makefile's CUDA_ARCH. */
+static const int capabilities[] = {8, 9, 10, 12};
+
+static int has_code(int major)
+{
+	size_t i = 0;
+	while (i < sizeof capabilities / sizeof *capabilities && capabilities[i] != major)
+		i++;
+	return i < sizeof capabilities / sizeof *capabilities;
+}
 
 /* --- errors -------------------------------------------------------------- */
 
@@ -63,6 +74,11 @@ int cuda_check_driver(struct kern_device *dev, CUresult rc, const char *doing)
 	return rc == CUDA_ERROR_OUT_OF_MEMORY ? KERN_ENOMEM : failed(dev);
 }
 
+int cuda_choose(struct kern_device *dev)
+{
+	return cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+}
+
 void *cuda_driver(const char *name)
 {
 	void *fn = NULL;
@@ -72,6 +88,32 @@ void *cuda_driver(const char *name)
 	    found != cudaDriverEntryPointSuccess)
 		return NULL;
 	return fn;
+}
+
+extern const struct kern_ops kern_backend_ops;
+
+int cuda_library(const char *library, const struct cuda_symbol *all, size_t n, char *why,
+                 size_t size)
+{
+	char path[512];
+	Dl_info self;
+	const char *slash = dladdr(&kern_backend_ops, &self) && self.dli_fname
+	                        ? strrchr(self.dli_fname, '/')
+	                        : NULL;
+	int here = slash &&
+	           snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self.dli_fname), self.dli_fname,
+	                    library) < (int)sizeof path &&
+	           access(path, F_OK) == 0;
+	void *handle = dlopen(here ? path : library, RTLD_NOW | RTLD_LOCAL);
+	for (size_t i = 0; i < n; i++) {
+		void *fn = handle ? dlsym(handle, all[i].name) : NULL;
+		if (!fn) {
+			snprintf(why, size, "%s", dlerror());
+			return 0;
+		}
+		memcpy(all[i].slot, &fn, sizeof fn);
+	}
+	return 1;
 }
 
 static const char *device_last_error(const struct kern_device *dev)
@@ -99,11 +141,10 @@ int cuda_find(int index, struct cudaDeviceProp *prop, char *errbuf, size_t errle
 		snprintf(errbuf, errlen, "device %d: this machine has %d GPUs, from 0 on", index, count);
 	else if ((rc = cudaGetDeviceProperties(prop, index)) != cudaSuccess)
 		snprintf(errbuf, errlen, "device %d: %s", index, cudaGetErrorString(rc));
-	else if (prop->major * 10 + prop->minor < CAPABILITY_MIN ||
-	         prop->major * 10 + prop->minor > CAPABILITY_MAX)
+	else if (!has_code(prop->major))
 		snprintf(errbuf, errlen,
-		         "device %d (%.60s) has compute capability %d.%d, expected 8.0 to 9.0: use another "
-		         "GPU, or backend \"cpu\"",
+		         "device %d (%.60s) has compute capability %d.%d, expected 8, 9, 10 or 12: use "
+		         "another GPU, or backend \"cpu\"",
 		         index, prop->name, prop->major, prop->minor);
 	else
 		return KERN_OK;
@@ -118,16 +159,18 @@ static void device_close(struct kern_device **devp)
 		return;
 	cudaSetDevice(dev->index);
 	watch_destroy(&dev->watch);
+	*devp = NULL;
+	if (dev->hangs)
+		return; /* what frees device memory would wait for the kernel */
 	lt_close(&dev->lt);
-	nvml_close(&dev->nvml);
+	nccl_close(&dev->nccl);
 	cuda_staging_free(dev);
 	peers_close(dev);
 	if (dev->loading)
 		cudaStreamDestroy(dev->loading);
-	if (dev->pulse)
-		cudaFreeHost((void *)(uintptr_t)dev->pulse);
+	cuda_mem_free(dev, &dev->pulse_count);
+	cuda_mem_free(dev, &dev->pulse_mem);
 	free(dev);
-	*devp = NULL;
 }
 
 int cuda_wgmma(void)
@@ -139,25 +182,19 @@ int cuda_wgmma(void)
 static int device_begin(struct kern_device *dev, const struct kern_config *conf)
 {
 	char bus[32] = "";
-	int rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+	int rc = cuda_choose(dev);
 	if (cudaDeviceGetPCIBusId(bus, sizeof bus, dev->index) == cudaSuccess)
-		dev->nvml = nvml_open(bus);
-	void *pulse = NULL;
+		dev->nvml = nvml_find(bus);
 	if (!rc)
 		rc = cuda_check(dev, cudaStreamCreateWithFlags(&dev->loading, cudaStreamNonBlocking),
 		                "creating a stream");
 	if (!rc)
-		rc = cuda_check(dev,
-		                cudaHostAlloc(&pulse, sizeof *dev->pulse,
-		                              cudaHostAllocMapped | cudaHostAllocPortable),
-		                "pinning memory");
+		rc = cuda_mem_new(dev, KERN_MEM_PINNED, sizeof *dev->pulse, &dev->pulse_mem);
+	if (!rc)
+		rc = cuda_mem_new(dev, KERN_MEM_DEVICE, sizeof *dev->pulse, &dev->pulse_count);
 	if (rc)
 		return rc;
-	memset(pulse, 0, sizeof *dev->pulse);
-	dev->pulse = (volatile uint64_t *)pulse;
-	if ((rc = cuda_check(dev, cudaHostGetDevicePointer((void **)&dev->pulse_dev.v, pulse, 0),
-	                     "mapping memory")))
-		return rc;
+	dev->pulse = dev->pulse_mem.host;
 	if (conf->progressed &&
 	    watch_new(dev->pulse, conf->progressed, conf->progressed_arg, &dev->watch))
 		return cuda_fail(dev, KERN_ENOMEM, "out of memory or threads for watching progress");
@@ -165,7 +202,9 @@ static int device_begin(struct kern_device *dev, const struct kern_config *conf)
 		return rc;
 	if (dev->fast && (rc = lt_open(dev, &dev->lt)))
 		return rc;
-	rc = cuda_envelope(dev);
+	if ((rc = nccl_open(dev)))
+		return rc;
+	rc = cuda_selftest(dev);
 	dev->steps = dev->rows = dev->launches = dev->busy_ns = 0;
 	return rc;
 }
@@ -193,16 +232,20 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 		return KERN_ENOMEM;
 	}
 	dev->index = conf->device_index;
+	dev->no_wgmma = "";
 	dev->multiprocessors = prop.multiProcessorCount;
 	dev->overlaps = prop.major >= 9;
 	dev->shared_max = (int)prop.sharedMemPerBlockOptin;
 	dev->wgmma = prop.major == 9 && cuda_wgmma() != 0;
+	if (prop.major == 9 && !dev->wgmma)
+		dev->no_wgmma = " (PDSERVE_CUDA_WGMMA=0)";
 	dev->memory_bytes = prop.totalGlobalMem;
 	snprintf(dev->name, sizeof dev->name, "%.63s", prop.name);
 	dev->group = conf->group;
+	dev->pipe = conf->pipe;
 	dev->fast = fast;
 	dev->bf16_activations = fast || conf->activations == KERN_BF16;
-	snprintf(dev->numerics, sizeof dev->numerics, "cuda-sm%d%d-r1%s", prop.major, prop.minor,
+	snprintf(dev->numerics, sizeof dev->numerics, "cuda-sm%d%d-r2%s", prop.major, prop.minor,
 	         fast                    ? "-fast"
 	         : dev->bf16_activations ? "-bf16act"
 	                                 : "");
@@ -216,9 +259,21 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	return KERN_OK;
 }
 
+static uint64_t memory_bytes(int index)
+{
+	struct cudaDeviceProp prop;
+	char why[256];
+	return cuda_find(index, &prop, why, sizeof why) ? 0 : prop.totalGlobalMem;
+}
+
 static const char *device_numerics(const struct kern_device *dev)
 {
 	return dev->numerics;
+}
+
+static int device_rounds(const struct kern_device *dev)
+{
+	return dev->bf16_activations;
 }
 
 static void device_counters(const struct kern_device *dev, struct kern_counters *ret)
@@ -236,6 +291,11 @@ static void device_info(const struct kern_device *dev, struct kern_info *ret)
 	size_t left = 0, all = 0;
 	*ret = (struct kern_info){.memory_bytes = dev->memory_bytes};
 	snprintf(ret->name, sizeof ret->name, "%.63s", dev->name);
+	/* products and attention of prompts; only rounded activations use wgmma */
+	snprintf(ret->kernels, sizeof ret->kernels, "%s%s%s",
+	         dev->wgmma && dev->bf16_activations ? "wgmma" : "mma.sync",
+	         dev->fast ? ", cuBLASLt" : "",
+	         dev->bf16_activations ? dev->no_wgmma : ", activations of float32");
 	if (cudaSetDevice(dev->index) == cudaSuccess && cudaMemGetInfo(&left, &all) == cudaSuccess)
 		ret->free_bytes = left;
 	else
@@ -251,7 +311,7 @@ void cuda_stream_destroy(struct kern_stream **sp)
 	if (!s)
 		return;
 	if (s->stream) {
-		cudaStreamSynchronize(s->stream);
+		cuda_wait(s, 0);
 		cudaStreamDestroy(s->stream);
 	}
 	for (int i = 0; i < KERN_FLIGHTS; i++) {
@@ -270,7 +330,7 @@ int cuda_stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 	if (!s)
 		return cuda_fail(dev, KERN_ENOMEM, "out of memory for a stream");
 	s->dev = dev;
-	int rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+	int rc = cuda_choose(dev);
 	if (!rc)
 		rc = cuda_check(dev, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking),
 		                "creating a stream");
@@ -285,29 +345,22 @@ int cuda_stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 	return rc;
 }
 
-/* Makes the stream's device the calling thread's. */
-static int choose(struct kern_stream *s)
+static int copy(struct kern_stream *s, void *to, const void *from, size_t bytes, const char *doing)
 {
-	return cuda_check(s->dev, cudaSetDevice(s->dev->index), "choosing the device");
+	int rc = cuda_choose(s->dev);
+	return rc ? rc
+	          : cuda_check(s->dev, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, s->stream),
+	                       doing);
 }
 
 static int stream_upload(struct kern_stream *s, kern_ptr dst, const void *src, size_t bytes)
 {
-	int rc = choose(s);
-	return rc ? rc
-	          : cuda_check(s->dev,
-	                       cudaMemcpyAsync((void *)dst.v, src, bytes, cudaMemcpyDefault, s->stream),
-	                       "uploading");
+	return copy(s, (void *)dst.v, src, bytes, "uploading");
 }
 
 static int stream_download(struct kern_stream *s, void *dst, kern_ptr src, size_t bytes)
 {
-	int rc = choose(s);
-	return rc ? rc
-	          : cuda_check(s->dev,
-	                       cudaMemcpyAsync(dst, (const void *)src.v, bytes, cudaMemcpyDefault,
-	                                       s->stream),
-	                       "downloading");
+	return copy(s, dst, (const void *)src.v, bytes, "downloading");
 }
 
 static int stream_sync(struct kern_stream *s)
@@ -333,11 +386,15 @@ const struct kern_ops kern_backend_ops = {
 	.abi = KERN_ABI,
 	.name = "cuda",
 	.ranks_max = CUDA_RANKS_MAX,
+	.stages_max = CUDA_STAGES_MAX,
 	.own_memory = 1,
 	.queued = 1,
+	.memory_bytes = memory_bytes,
 	.open = device_open,
 	.close = device_close,
 	.numerics = device_numerics,
+	.reduces = nccl_reduces,
+	.rounds = device_rounds,
 	.last_error = device_last_error,
 	.counters = device_counters,
 	.info = device_info,
@@ -353,6 +410,7 @@ const struct kern_ops kern_backend_ops = {
 	.sync = stream_sync,
 	.sync_previous = stream_sync_previous,
 	.weight_new = cuda_weight_new,
+	.weight_load = cuda_weight_load,
 	.weight_destroy = cuda_weight_destroy,
 	.weight_part_of = cuda_weight_part_of,
 	.program_bytes = program_bytes,

@@ -1,9 +1,10 @@
-/* fast.cu - products of variant "fast": activations are rounded into a dense bfloat16 matrix,
- * cuBLASLt multiplies it (lt.c), and the results are written to the batch's rows, with the bias.
+/* fast.cu - products of variant "fast": cuBLASLt multiplies activations in bfloat16 (lt.c), others
+ * once they are rounded into a dense matrix, and the results are written to the batch's rows, with
+ * the bias.
  *
  * The library multiplies as many rows as the program's size has. Rows beyond the batch contain
- * zeros or leftovers of an earlier operation; the rows of a product are independent, and those rows
- * are not read. */
+ * zeros or leftovers of an earlier operation; the rows of a product are independent, and the
+ * results of those rows are not read. */
 #include "kernels/cuda/linear.h"
 
 enum { THREADS = 256, COLUMNS = 2 }; /* COLUMNS: per thread; divides ROWS_UNIT */
@@ -69,16 +70,23 @@ void plan_fast_products(struct plan *p, const struct kern_tensor *x, const struc
                         uint32_t products)
 {
 	uint32_t rows = plan_rows(p), k = product[0].w.k, columns = 0;
-	uint16_t *rounded = (uint16_t *)plan_room(p, ROOM_OTHER, (size_t)rows * k * sizeof *rounded);
-	struct round_args round = {p->batch, *x, rounded, k, p->op->rows};
-	PLAN(p, round_rows, rows, blocks_for(k), THREADS, 0, round);
+	const void *from = (const void *)x->at.v;
+	size_t ld = x->ld;
+	if (x->type != KERN_BF16 || x->at.v % 16 || ld % ROWS_UNIT) { /* the library needs 16 bytes */
+		uint16_t *rounded = (uint16_t *)plan_room(p, ROOM_OTHER,
+		                                          (size_t)rows * k * sizeof *rounded);
+		struct round_args round = {p->batch, *x, rounded, k, p->op->rows};
+		PLAN(p, round_rows, rows, blocks_for(k), THREADS, 0, round);
+		from = rounded;
+		ld = k;
+	}
 	for (uint32_t i = 0; i < products; i++)
 		columns += product[i].w.n;
 	float *to = (float *)plan_room(p, ROOM_PARTIAL, (size_t)rows * columns * sizeof *to);
 	struct give_args give = {p->batch, {}, p->op->rows};
 	for (uint32_t i = 0; i < products; i++) {
-		struct lt_product l = {rounded, product[i].w.data, to, rows, product[i].w.n, k};
-		plan_library(p, &l);
+		struct lt_product l = {from, product[i].w.data, to, ld, rows, product[i].w.n, k};
+		plan_library(p, BY_LT, &l, sizeof l);
 		give.of[i] = {product[i].y, to, product[i].bias, product[i].w.n};
 		/* a multiple of 32 bytes; the library needs 16 */
 		to += (size_t)rows * product[i].w.n;

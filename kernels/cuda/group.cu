@@ -21,19 +21,18 @@ enum {
 	LOOK_TURNS = 128 /* turns of a waiting loop between looks at the clock and the host */
 };
 
-/* Units of a copy. */
-struct alignas(16) unit16 {
-	uint32_t word[4];
-};
-
 /* A tensor in the window: (R, parts) lines, or `lines` lines unless that is 0. This rank's columns
  * of each line, in bytes. */
 struct moved {
 	size_t at, line_bytes; /* at: offset of the first line */
 	uint32_t lines, parts, begin, bytes, whole, unit;
-	/* ids_end 0: each rank writes its columns; else whole lines: those of rows whose token is in
-	 * [ids, ids_end) */
+	/* ids_end 0: each rank writes its columns; else whole lines: those of rows whose token, or
+	 * with `chosen` of lines whose id there, is in [ids, ids_end) */
 	uint32_t ids, ids_end;
+	/* each target gets its columns alone, its kern_share of `dim` elements of `size` bytes in units
+	 * of share_unit */
+	const uint32_t *chosen;
+	uint32_t dim, size, share_unit;
 };
 
 struct group_args {
@@ -54,11 +53,11 @@ struct group_args {
 /* --- copying ------------------------------------------------------------- */
 
 static __device__ inline bool own_line(const struct group_args &a, const struct moved &t,
-                                       uint32_t row)
+                                       uint32_t line)
 {
 	if (!t.ids_end)
 		return true;
-	uint32_t id = batch_words(a.batch, a.batch->tokens)[row];
+	uint32_t id = t.chosen ? t.chosen[line] : batch_words(a.batch, a.batch->tokens)[line / t.parts];
 	return id >= t.ids && id < t.ids_end;
 }
 
@@ -67,50 +66,58 @@ static __device__ inline uint32_t lines_of(const struct group_args &a, const str
 	return t.lines ? t.lines : batch_rows(a.batch, a.rows) * t.parts;
 }
 
-/* The units of all lines that a thread copies: every n-th one, n being the threads of the grid. */
-struct walk {
-	uint32_t line, unit, lines_on, units_on, units;
-};
-
-static __device__ inline struct walk walk_begin(uint32_t units)
+/* Calls f(line, unit) for the units of all lines that a thread copies: every n-th one, n being the
+ * threads of the grid. */
+template <typename F>
+static __device__ inline void each_unit(const struct group_args &a, const struct moved &t,
+                                        uint32_t units, F f)
 {
-	uint32_t from = blockIdx.x * THREADS + threadIdx.x, step = gridDim.x * THREADS;
-	return {from / units, from % units, step / units, step % units, units};
+	size_t all = (size_t)lines_of(a, t) * units;
+	for (size_t i = blockIdx.x * THREADS + threadIdx.x; i < all; i += gridDim.x * THREADS)
+		f((uint32_t)(i / units), (uint32_t)(i % units));
 }
 
-static __device__ inline void walk_on(struct walk &w)
+/* From this rank's copy to the targets first .. end - 1: `bytes` from `begin` of each line. */
+template <typename T>
+static __device__ void copy_columns(const struct group_args &a, const struct moved &t,
+                                    uint32_t begin, uint32_t bytes, uint32_t first, uint32_t end)
 {
-	w.line += w.lines_on;
-	w.unit += w.units_on;
-	if (w.unit >= w.units) {
-		w.unit -= w.units;
-		w.line++;
-	}
+	if (first == end)
+		return;
+	each_unit(a, t, bytes / sizeof(T), [&](uint32_t line, uint32_t unit) {
+		size_t at = t.at + line * t.line_bytes + begin + unit * sizeof(T);
+		if (!own_line(a, t, line))
+			return;
+		T v = *(const T *)(a.own + at);
+		for (uint32_t k = first; k < end; k++)
+			store_far((T *)(a.to[k] + at), v);
+	});
 }
 
-/* From this rank's copy to the targets. */
 template <typename T>
 static __device__ void copy_out(const struct group_args &a, const struct moved &t)
 {
-	uint32_t units = t.bytes / sizeof(T), lines = lines_of(a, t);
-	if (!units || !a.copied_to)
+	if (!t.chosen) {
+		copy_columns<T>(a, t, t.begin, t.bytes, 0, a.copied_to);
 		return;
-	for (struct walk w = walk_begin(units); w.line < lines; walk_on(w)) {
-		size_t at = t.at + w.line * t.line_bytes + t.begin + w.unit * sizeof(T);
-		if (!own_line(a, t, w.line / t.parts))
-			continue;
-		T v = *(const T *)(a.own + at);
-		for (uint32_t k = 0; k < a.copied_to; k++)
-			*(T *)(a.to[k] + at) = v;
+	}
+	if (a.targets < a.ranks - 1) { /* a copy in host memory, from which all read */
+		copy_columns<T>(a, t, 0, t.whole, 0, a.copied_to);
+		return;
+	}
+	for (uint32_t k = 0; k < a.targets; k++) {
+		uint32_t rank = k + (k >= a.rank), from = kern_share(t.dim, t.share_unit, rank, a.ranks),
+				 to = kern_share(t.dim, t.share_unit, rank + 1, a.ranks);
+		copy_columns<T>(a, t, from * t.size, (to - from) * t.size, k, k + 1);
 	}
 }
 
-static __device__ inline unit16 load_far(const unit16 *at)
+static __device__ inline words<4> load_far(const words<4> *at)
 {
-	unit16 v;
+	words<4> v;
 #ifdef __CUDACC__
 	asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-	             : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+	             : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
 	             : "l"(at)
 	             : "memory");
 #else
@@ -128,14 +135,14 @@ template <typename T> static __device__ inline T load_far(const T *at)
 template <typename T>
 static __device__ void copy_in(const struct group_args &a, const struct moved &t)
 {
-	uint32_t units = t.whole / sizeof(T), lines = lines_of(a, t), begin = t.begin / sizeof(T),
-			 count = t.bytes / sizeof(T);
-	for (struct walk w = walk_begin(units); w.line < lines; walk_on(w)) {
-		size_t at = t.at + w.line * t.line_bytes + w.unit * sizeof(T);
-		bool own = t.ids_end ? own_line(a, t, w.line / t.parts) : w.unit - begin < count;
-		if (!own)
+	uint32_t begin = t.begin / sizeof(T), count = t.bytes / sizeof(T);
+	each_unit(a, t, t.whole / sizeof(T), [&](uint32_t line, uint32_t unit) {
+		size_t at = t.at + line * t.line_bytes + unit * sizeof(T);
+		bool own = t.ids_end ? own_line(a, t, line) : unit - begin < count,
+			 wanted = !t.chosen || unit - begin < count;
+		if (!own && wanted)
 			*(T *)(a.own + at) = load_far((const T *)(a.to[0] + at));
-	}
+	});
 }
 
 /* --- meeting ------------------------------------------------------------- */
@@ -183,7 +190,7 @@ KERNEL_APART(group_push, THREADS, struct group_args)
 		return;
 	for (uint32_t i = 0; i < a.tensors; i++)
 		switch (a.t[i].unit) {
-		case 16: copy_out<unit16>(a, a.t[i]); break;
+		case 16: copy_out<words<4>>(a, a.t[i]); break;
 		case 4: copy_out<uint32_t>(a, a.t[i]); break;
 		default: copy_out<uint16_t>(a, a.t[i]);
 		}
@@ -207,7 +214,7 @@ KERNEL(group_pull, THREADS, struct group_args)
 		return;
 	for (uint32_t i = 0; i < a.tensors; i++)
 		switch (a.t[i].unit) {
-		case 16: copy_in<unit16>(a, a.t[i]); break;
+		case 16: copy_in<words<4>>(a, a.t[i]); break;
 		case 4: copy_in<uint32_t>(a, a.t[i]); break;
 		default: copy_in<uint16_t>(a, a.t[i]);
 		}
@@ -229,10 +236,10 @@ KERNEL(group_probe, WARP, struct probe_args)
 {
 	if (threadIdx.x >= a.targets)
 		return;
-	struct unit16 v;
+	words<4> v;
 	for (uint32_t i = 0; i < 4; i++)
-		v.word[i] = probe_word(a.rank, i);
-	*(struct unit16 *)a.to[threadIdx.x]->probe[a.rank] = v;
+		v.w[i] = probe_word(a.rank, i);
+	*(words<4> *)a.to[threadIdx.x]->probe[a.rank] = v;
 }
 
 int group_probe_write(struct kern_device *dev, const struct cuda_window *w)
@@ -265,11 +272,6 @@ int group_probe_read(struct kern_device *dev, const struct cuda_window *w, int *
 
 /* --- planning ------------------------------------------------------------ */
 
-static uint32_t element_bytes(const struct kern_tensor *t)
-{
-	return t->type == KERN_F32 ? 4 : 2;
-}
-
 /* Bytes of a tensor of `lines` lines. */
 static size_t tensor_bytes(const struct kern_tensor *t, size_t lines, size_t columns)
 {
@@ -280,7 +282,7 @@ static size_t tensor_bytes(const struct kern_tensor *t, size_t lines, size_t col
 /* The largest unit that divides everything. */
 static uint32_t unit_of(const struct moved *t)
 {
-	size_t all = t->at | t->line_bytes | t->begin | t->bytes | t->whole;
+	size_t all = t->at | t->line_bytes | t->begin | t->bytes | t->whole | t->size * t->share_unit;
 	return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
 }
 
@@ -314,6 +316,12 @@ static struct group_args args_of(struct plan *p, const struct cuda_window *w)
 	return a;
 }
 
+static uint32_t blocks_for(size_t bytes)
+{
+	size_t blocks = (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
+	return blocks < 1 ? 1 : blocks > BLOCKS_MAX ? (uint32_t)BLOCKS_MAX : (uint32_t)blocks;
+}
+
 static void launch(struct plan *p, const struct cuda_window *w, const struct group_args *a,
                    bool pulls)
 {
@@ -324,13 +332,9 @@ static void launch(struct plan *p, const struct cuda_window *w, const struct gro
 		out += a->copied_to ? lines * t->bytes : 0;
 		in += lines * t->whole;
 	}
-	size_t blocks = (out + BLOCK_BYTES - 1) / BLOCK_BYTES;
-	blocks = blocks < 1 ? 1 : blocks > BLOCKS_MAX ? (size_t)BLOCKS_MAX : blocks;
-	PLAN(p, group_push, (uint32_t)blocks, 1, THREADS, 0, *a);
-	blocks = (in + BLOCK_BYTES - 1) / BLOCK_BYTES;
-	blocks = blocks < 1 ? 1 : blocks > BLOCKS_MAX ? (size_t)BLOCKS_MAX : blocks;
+	PLAN(p, group_push, blocks_for(out), 1, THREADS, 0, *a);
 	if (w->staged && pulls)
-		PLAN(p, group_pull, (uint32_t)blocks, 1, THREADS, 0, *a);
+		PLAN(p, group_pull, blocks_for(in), 1, THREADS, 0, *a);
 }
 
 static struct moved moved_of(const struct plan *p, const struct cuda_window *w,
@@ -344,25 +348,29 @@ static struct moved moved_of(const struct plan *p, const struct cuda_window *w,
 	m.line_bytes = g->x.ld * size;
 	m.parts = g->parts;
 	m.whole = g->dim * size;
-	m.begin = g->ids ? 0 : first * size;
-	m.bytes = g->ids ? m.whole : (end - first) * size;
+	m.chosen = (const uint32_t *)g->chosen.v;
+	m.begin = g->ids && !m.chosen ? 0 : first * size;
+	m.bytes = g->ids && !m.chosen ? m.whole : (end - first) * size;
 	if (g->ids) {
-		m.ids = kern_share(g->ids, g->unit, rank, ranks);
-		m.ids_end = kern_share(g->ids, g->unit, rank + 1, ranks);
+		m.ids = kern_share(g->ids, m.chosen ? 1 : g->unit, rank, ranks);
+		m.ids_end = kern_share(g->ids, m.chosen ? 1 : g->unit, rank + 1, ranks);
+	}
+	if (m.chosen) {
+		m.dim = g->dim;
+		m.size = size;
+		m.share_unit = g->unit;
 	}
 	m.unit = unit_of(&m);
 	return m;
 }
 
-static void plan_gather(struct plan *p)
+void plan_gather(struct plan *p)
 {
 	const struct kern_op *op = p->op;
 	const struct cuda_window *w = NULL;
 	struct group_args a = {};
-	for (uint32_t i = 0; i < op->gather.tensors; i++) {
+	for (uint32_t i = 0; p->dev->group.ranks > 1 && i < op->gather.tensors; i++) {
 		const struct kern_gathered *g = &op->gather.t[i];
-		if (plan_tensor(p, &g->x, g->dim) || p->dev->group.ranks < 2)
-			continue;
 		const struct cuda_window *in = window_of(
 			p, g->x.at, tensor_bytes(&g->x, (size_t)plan_rows(p) * g->parts, g->dim));
 		if (w && in && in != w)
@@ -380,7 +388,7 @@ static void plan_gather(struct plan *p)
 }
 
 /* A line that is rank 0's. */
-static void plan_broadcast(struct plan *p)
+void plan_broadcast(struct plan *p)
 {
 	const struct kern_op *op = p->op;
 	const struct cuda_window *w = p->dev->group.ranks > 1
@@ -416,12 +424,30 @@ const uint32_t *plan_meet_progress(struct plan *p)
 	return plan_meet(p, 1);
 }
 
-void plan_collective(struct plan *p)
+void plan_barrier(struct plan *p)
 {
-	if (p->op->kind == KERN_OP_GATHER)
-		plan_gather(p);
-	else if (p->op->kind == KERN_OP_BROADCAST)
-		plan_broadcast(p);
-	else
-		plan_meet(p, 0);
+	plan_meet(p, 0);
+}
+
+void plan_reduce(struct plan *p)
+{
+	const struct kern_tensor *x = &p->op->reduce.x;
+	if (p->dev->group.ranks < 2)
+		return;
+	struct nccl_call sum = {nccl_call::NCCL_SUM, 0, (void *)x->at.v,
+	                        (size_t)plan_rows(p) * p->op->reduce.dim, x->type};
+	plan_library(p, BY_NCCL, &sum, sizeof sum);
+}
+
+/* Between the same rank of two stages. A graph moves all rows of its size. */
+void plan_transfer(struct plan *p)
+{
+	bool sends = p->op->kind == KERN_OP_SEND;
+	const struct kern_transfer *t = sends ? &p->op->send : &p->op->recv;
+	size_t bytes = (size_t)plan_rows(p) * t->dim * element_bytes(&t->x);
+	if (!sends && p->dev->group.ranks > 1 && !window_of(p, t->x.at, bytes))
+		return;
+	struct nccl_call call = {sends ? nccl_call::NCCL_SEND : nccl_call::NCCL_RECV, t->peer,
+	                         (void *)t->x.at.v, bytes, t->x.type};
+	plan_library(p, BY_NCCL, &call, sizeof call);
 }

@@ -99,14 +99,6 @@ static __device__ __forceinline__ void copy_async_16(void *to, const void *from,
 	             : "memory");
 }
 
-/* The same for 4 bytes. */
-static __device__ __forceinline__ void copy_async_4(void *to, const void *from, bool there)
-{
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
-	             "l"(from), "r"(there ? 4 : 0)
-	             : "memory");
-}
-
 static __device__ __forceinline__ void copy_async_commit(void)
 {
 	asm volatile("cp.async.commit_group;" ::: "memory");
@@ -348,16 +340,16 @@ static __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, ui
 
 /* Stores a word that another process or the host reads, after all earlier writes of this block's
  * threads (which the caller orders with __syncthreads). */
-static __device__ __forceinline__ void store_release_system(uint64_t *at, uint64_t value)
-{
-	__threadfence_system();
-	asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-
 static __device__ __forceinline__ void store_release_system(uint32_t *at, uint32_t value)
 {
 	__threadfence_system();
 	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+/* The same without an order of earlier writes: the caller has __threadfence_system for that. */
+static __device__ __forceinline__ void store_relaxed_system(uint64_t *at, uint64_t value)
+{
+	asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
 /* Loads a word that another device or the host writes, before all later reads of this thread. */
@@ -368,20 +360,10 @@ static __device__ __forceinline__ uint32_t load_acquire_system(const uint32_t *a
 	return value;
 }
 
-/* Loads a word that other blocks of this device write, before all later reads of this thread. */
-static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *at)
+/* To another rank's memory; the stand-in counts it. */
+template <typename T> static __device__ __forceinline__ void store_far(T *at, const T &value)
 {
-	uint32_t value;
-	asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-	return value;
-}
-
-/* The same without an order of later reads. */
-static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *at)
-{
-	uint32_t value;
-	asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-	return value;
+	*at = value;
 }
 
 /* Brings what is at an address into the L2 cache. */
@@ -436,17 +418,6 @@ static __device__ inline uint64_t wgmma_after(uint64_t operand, uint32_t bytes)
 	return operand + (bytes >> 4);
 }
 
-/* A block's place in its grid, or in its phase of a chain (chain.cu). */
-struct block_place {
-	uint32_t x, y, height; /* height: blocks for each x */
-	uint32_t threads;
-};
-
-static __device__ inline struct block_place place_in_grid(void)
-{
-	return block_place{blockIdx.x, blockIdx.y, gridDim.y, blockDim.x};
-}
-
 /* --- batches ------------------------------------------------------------- */
 
 /* rows: enum kern_rows */
@@ -466,9 +437,26 @@ static __device__ inline const uint32_t *batch_words(const struct kern_batch *b,
  * registers. */
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #else
 #define UNROLL
+#define NO_UNROLL
 #endif
+
+/* Loaded and stored at once; its address is a multiple of its size. */
+template <int N> struct alignas(4 * N) words {
+	uint32_t w[N];
+};
+
+/* The leading 16 bits, a bfloat16 number, of two numbers, the first in the low half. What is left
+ * remains in them; of an infinity NaN. */
+static __device__ inline uint32_t take_part(float *low, float *high)
+{
+	uint32_t l = kern_f32_bits(*low) & 0xffff0000u, h = kern_f32_bits(*high) & 0xffff0000u;
+	*low -= kern_bits_to_f32(l);
+	*high -= kern_bits_to_f32(h);
+	return l >> 16 | h;
+}
 
 /* Converts float16 bits with the device's instruction. */
 static __device__ inline float f16_value(uint16_t bits)
@@ -515,14 +503,7 @@ static __device__ inline uint32_t magnitude_bits(float v)
 /* --- warps and blocks ---------------------------------------------------- */
 
 /* Sums and maxima over all 32 lanes, in a fixed order; every lane gets the result. */
-static __device__ inline float warp_sum(float v)
-{
-	for (uint32_t by = WARP / 2; by; by /= 2)
-		v += __shfl_xor_sync(ALL_LANES, v, by);
-	return v;
-}
-
-static __device__ inline double warp_sum(double v)
+template <typename T> static __device__ inline T warp_sum(T v)
 {
 	for (uint32_t by = WARP / 2; by; by /= 2)
 		v += __shfl_xor_sync(ALL_LANES, v, by);
@@ -537,10 +518,11 @@ static __device__ inline float warp_max(float v)
 	return v;
 }
 
-static __device__ inline uint32_t warp_largest(uint32_t v)
+/* Of unsigned integers. */
+template <typename T> static __device__ inline T warp_largest(T v)
 {
 	for (uint32_t by = WARP / 2; by; by /= 2) {
-		uint32_t other = __shfl_xor_sync(ALL_LANES, v, by);
+		T other = __shfl_xor_sync(ALL_LANES, v, by);
 		v = other > v ? other : v;
 	}
 	return v;
@@ -560,6 +542,19 @@ template <typename T> static __device__ inline T block_sum(T v, T *part, uint32_
 		sum += part[i];
 	__syncthreads();
 	return sum;
+}
+
+/* The largest of the whole block's unsigned integers; `part`, which keeps each warp's, must not be
+ * written before all threads have returned. */
+template <typename T> static __device__ inline T block_largest(T v, T *part, uint32_t threads)
+{
+	v = warp_largest(v);
+	if (threadIdx.x % WARP == 0)
+		part[threadIdx.x / WARP] = v;
+	__syncthreads();
+	for (uint32_t i = 0; i < threads / WARP; i++)
+		v = part[i] > v ? part[i] : v;
+	return v;
 }
 
 #endif

@@ -20,17 +20,4 @@ static __host__ __device__ inline struct kv_shape kv_shape_of(const struct kern_
 	return s;
 }
 
-/* Checks the device's limits; see plan_fail. */
-static inline int plan_kv(struct plan *p, const struct kern_kv_layer *kv)
-{
-	if (kv->head_dim > CUDA_MAX_HEAD_DIM)
-		return plan_fail(p, KERN_EINVAL, "KV head size %u, the limit is %d", kv->head_dim,
-		                 CUDA_MAX_HEAD_DIM);
-	if (kv->block_stride_bytes / kern_kv_planes(kv) < kern_kv_plane_bytes(kv))
-		return plan_fail(p, KERN_EINVAL,
-		                 "KV blocks are %zu bytes apart, too little for %u planes of %zu bytes",
-		                 kv->block_stride_bytes, kern_kv_planes(kv), kern_kv_plane_bytes(kv));
-	return p->rc;
-}
-
 #endif

@@ -1,14 +1,12 @@
 /* linear.h - products of activations with weights, for matmul, heads_matmul and the experts'
  * operations.
  *
- * Activations are first prepared for the tensor cores (ready.h); then one kernel per weight type
- * computes all products of that type (linear_mma.cu, linear_wide.cu). Weights of float32 and
- * float16 use a kernel that reads the activations directly (linear.cu).
+ * Activations are first prepared for the tensor cores (ready.h); then a launch for each type of
+ * weights computes all products of that type (linear_mma.cu, linear_wide.cu).
  *
  * A row's bits depend on that row alone: K is cut into segments, whose number depends only on the
- * weight's shape and type; each is summed in order, and so are the segments' sums. The kernel for
- * few rows gives each segment a warp; the kernels for many rows have one warp for all segments. All
- * give the same bits. */
+ * weight's shape and type; each is summed in order, and so are the segments' sums. With few rows
+ * segments have their own warps, with many a warp sums all of them: the bits are the same. */
 #ifndef CUDA_LINEAR_H
 #define CUDA_LINEAR_H
 
@@ -17,31 +15,25 @@
 
 enum {
 	PANELS = 2,          /* per warp at a time */
-	SPLIT_ROWS_MAX = 64, /* planned rows up to which segments have their own warps */
+	APART_ROWS_MAX = 64, /* planned rows up to which segments have their own warps */
 	SEGMENTS_MAX = 16,
-	/* split blocks: a warp has one segment of two panels, for SPLIT_TILES tiles of rows */
-	SPLIT_WARPS_MAX = 16,
-	SPLIT_TILES = 2,
-	/* serial blocks: SERIAL_ACROSS warps with two panels each, times SERIAL_DOWN with
-	 * SERIAL_TILES tiles of rows each */
-	SERIAL_ACROSS = 4,
-	SERIAL_DOWN = 2,
-	SERIAL_TILES = 4,
-	/* wide blocks: panels of the weight, each for a warp; rows of x, WIDE_COLUMNS_MIN for experts
-	 * and where there would be few blocks */
+	/* blocks of linear_mma.cu: warps, and tiles of rows for each; few: as many warps as needed */
+	FEW_WARPS_MAX = 16,
+	FEW_TILES = 2,
+	MANY_WARPS = 8,
+	MANY_TILES = 8,
+	/* blocks of linear_wide.cu: panels of the weight, each for a warp; rows of x */
 	WIDE_PANELS = 8,
-	WIDE_COLUMNS_MIN = 64,
-	WIDE_COLUMNS_MAX = 256,
-	FLOAT_WARPS = 8 /* per block: each has one row of the weight */
+	WIDE_COLUMNS = 256
 };
 
-enum product_kernel { PRODUCT_SPLIT, PRODUCT_SERIAL, PRODUCT_WIDE, PRODUCT_FLOAT };
+/* by linear_mma.cu, linear_wide.cu */
+enum product_way { PRODUCT_MMA, PRODUCT_WIDE };
 
 /* y = x W^T + bias */
 struct product {
-	struct weight_view w; /* experts: their common shape */
-	/* (experts) panels or rows of each; NULL: no experts */
-	const unsigned char *const *data;
+	struct weight_view w;
+	size_t stride;     /* bytes between experts' matrices */
 	const float *bias; /* (n), experts: (experts, n), or NULL */
 	struct kern_tensor y;
 	uint32_t input;    /* index of the input, see struct ready */
@@ -67,15 +59,13 @@ struct product_args {
 	const struct kern_batch *batch;
 	const struct product *product;
 	uint32_t products;
-	/* per block; for PRODUCT_SPLIT a power of two, at least the segments of a product */
-	uint32_t warps;
+	/* PRODUCT_MMA: per block; most that divide the segments of a pair of panels. Powers of two */
+	uint32_t warps, together;
 	uint32_t blocks_each; /* per product if all are alike, else 0 */
 	uint32_t row_blocks;  /* blocks of rows (or groups) for each block of a product */
 	uint32_t block_rows;  /* rows per such block */
 	int rows;             /* enum kern_rows */
 	struct ready ready;
-	struct kern_tensor x;   /* for PRODUCT_FLOAT */
-	uint32_t input_columns; /* distance between inputs in x */
 	struct chosen chosen;
 };
 
@@ -99,23 +89,31 @@ static __host__ __device__ inline uint32_t segment_begin(const struct product &p
 	return at < steps ? at : steps;
 }
 
-/* Number of blocks of a kernel with that many warps, for all rows of a product's weight. */
-static __host__ __device__ inline uint32_t product_blocks(const struct product &p,
-                                                          enum product_kernel kernel,
-                                                          uint32_t warps)
+/* Warps that divide the segments of a pair of panels. */
+static __host__ __device__ inline uint32_t warps_each(const struct product &p, uint32_t together)
 {
-	uint32_t each = SERIAL_ACROSS;
-	if (kernel == PRODUCT_FLOAT)
-		return (p.w.n + warps - 1) / warps;
-	if (kernel == PRODUCT_SPLIT)
-		each = warps / p.segments;
-	if (kernel == PRODUCT_WIDE)
-		each = WIDE_PANELS / PANELS;
-	uint32_t blocks = (panel_pairs_of(p.w.n) + each - 1) / each;
-	return kernel == PRODUCT_WIDE ? (blocks + 1) / 2 * 2 : blocks; /* pairs: see task_find */
+	return p.segments < together ? p.segments : together;
+}
+
+/* Number of blocks for all rows of a product's weight. */
+static __host__ __device__ inline uint32_t product_blocks(const struct product_args &a,
+                                                          const struct product &p,
+                                                          enum product_way way)
+{
+	uint32_t each = way == PRODUCT_WIDE ? (uint32_t)WIDE_PANELS / (uint32_t)PANELS
+	                                    : a.warps / warps_each(p, a.together),
+			 blocks = (panel_pairs_of(p.w.n) + each - 1) / each;
+	return way == PRODUCT_WIDE ? (blocks + 1) / 2 * 2 : blocks; /* pairs: see task_find */
 }
 
 /* --- planning (linear.cu) ------------------------------------------------ */
+
+/* What follows each input's k columns goes to y, after the n columns of its product; columns 0:
+ * nothing. */
+struct tails {
+	struct kern_tensor y;
+	uint32_t n, columns;
+};
 
 /* The inputs of an operation, common to all its products. */
 struct inputs {
@@ -123,22 +121,27 @@ struct inputs {
 	uint32_t k;
 	uint32_t count, columns; /* number of inputs in a row of x, and their distance */
 	uint32_t rows_each;      /* rows of x per row of the batch */
+	struct tails tails;
 };
 
-/* Whether linear_wide.cu does the current size's products. */
+/* Whether linear_wide.cu does the current size's products, but for experts', with rounded
+ * activations. */
 static inline bool plan_wide(const struct plan *p)
 {
-	return p->wgmma && p->dev->bf16_activations && plan_rows(p) > (uint32_t)SPLIT_ROWS_MAX;
+	return p->wgmma && p->dev->bf16_activations && plan_rows(p) > (uint32_t)APART_ROWS_MAX;
 }
 
-/* Rows of x, or pairs, per block in the current size; linear_wide.cu may take more for a matmul. */
+/* Whether the current size has rows for no more than FEW_TILES. */
+static inline bool plan_few(const struct plan *p)
+{
+	return plan_rows(p) <= (uint32_t)FEW_TILES * TILE_ROWS;
+}
+
+/* Rows of x, or pairs, per block of linear_mma.cu in the current size. */
 static inline uint32_t plan_block_rows(const struct plan *p)
 {
-	return (plan_rows(p) <= SPLIT_ROWS_MAX ? SPLIT_TILES : SERIAL_DOWN * SERIAL_TILES) * TILE_ROWS;
+	return (plan_few(p) ? (uint32_t)FEW_TILES : (uint32_t)MANY_TILES) * TILE_ROWS;
 }
-
-static_assert((int)SERIAL_DOWN * (int)SERIAL_TILES * (int)TILE_ROWS == (int)WIDE_COLUMNS_MIN,
-              "groups of experts have one size for both kernels");
 
 struct product product_of(const struct kern_weight *w, const float *bias, struct kern_tensor y);
 /* Launches all products, one launch per weight type, preceded by one that prepares x unless it is
@@ -163,13 +166,13 @@ struct task {
 	uint32_t first, rows; /* positions: rows of the batch, or indices in chosen.pair */
 };
 
-/* The work of block `number` of the products. Returns false if there is none; the same for all
- * threads of a block. */
-static __device__ inline bool task_find(const struct product_args &a, enum product_kernel kernel,
-                                        uint32_t number, struct task *ret)
+/* The block's work. Returns false if there is none; the same for all threads of a block. */
+static __device__ inline bool task_find(const struct product_args &a, enum product_way way,
+                                        struct task *ret)
 {
 	/* for linear_wide.cu blocks with the same rows of x are neighbours, in pairs */
-	uint32_t pair = kernel == PRODUCT_WIDE ? 2 : 1, at = number / pair % a.row_blocks,
+	uint32_t pair = way == PRODUCT_WIDE ? 2 : 1, number = blockIdx.x,
+			 at = number / pair % a.row_blocks,
 			 block = number / pair / a.row_blocks * pair + number % pair, of = 0, expert = 0;
 	if (a.chosen.groups) {
 		if (at >= *a.chosen.groups)
@@ -189,12 +192,11 @@ static __device__ inline bool task_find(const struct product_args &a, enum produ
 		of = block / a.blocks_each;
 		block %= a.blocks_each;
 	} else
-		for (uint32_t blocks; block >= (blocks = product_blocks(a.product[of], kernel, a.warps));
-		     of++)
+		for (uint32_t blocks; block >= (blocks = product_blocks(a, a.product[of], way)); of++)
 			block -= blocks;
 	ret->of = &a.product[of];
 	ret->block = block;
-	ret->data = ret->of->data ? ret->of->data[expert] : ret->of->w.data;
+	ret->data = ret->of->w.data + expert * ret->of->stride;
 	ret->bias = ret->of->bias ? ret->of->bias + (size_t)expert * ret->of->w.n : NULL;
 	return true;
 }
@@ -215,34 +217,16 @@ static __device__ inline void task_put(const struct task &t, uint32_t row, uint3
 	tensor_put(t.of->y, row, column, t.bias ? v + t.bias[column] : v);
 }
 
-/* Elements after each head's columns, which are copied, not multiplied. */
-struct tail_args {
-	const struct kern_batch *batch;
-	struct kern_tensor y, x;
-	uint32_t heads, tail, k, n;
-	int rows; /* enum kern_rows */
-};
-
-static __device__ inline void copy_tail(const struct tail_args &a, struct block_place at)
-{
-	uint32_t i = at.y * at.threads + threadIdx.x, head = i / a.tail, c = i % a.tail;
-	if (at.x < batch_rows(a.batch, a.rows) && head < a.heads)
-		tensor_put(a.y, at.x, head * (a.n + a.tail) + a.n + c,
-		           tensor_get(a.x, at.x, head * (a.k + a.tail) + a.k + c));
-}
-
 /* --- tensor cores --------------------------------------------------------- */
 
-/* The kernel for weights in panels, and its name (linear_mma.cu). */
-const void *mma_kernel(enum product_kernel kernel, int type, int parts, const char **ret_name);
-
-/* linear_wide.cu: the kernel of PRODUCT_WIDE for so many rows of x in a block (WIDE_COLUMNS_MIN or
- * MAX; for experts MIN). */
-struct wide_kernel {
+/* A kernel for weights of some types; `warp_bytes` of shared memory for each warp. */
+struct product_kernel {
 	const void *kernel;
 	const char *name;
-	size_t shared_bytes;
+	uint32_t warps; /* most of a block */
+	size_t warp_bytes;
 };
-struct wide_kernel wide_kernel_of(int type, uint32_t columns, bool experts);
+struct product_kernel mma_kernel(int type, bool few);
+struct product_kernel wide_kernel(int type);
 
 #endif

@@ -7,18 +7,11 @@
 #include "kernels/cuda/backend.h"
 
 #include <cublasLt.h>
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum {
-	WORKSPACE_BYTES = 4 << 20,
-	WORKSPACE_BYTES_SM90 = 32 << 20,
-	ALIGNMENT = 16,
-	PATH_BYTES = 512
-};
+enum { WORKSPACE_BYTES = 4 << 20, WORKSPACE_BYTES_SM90 = 32 << 20, ALIGNMENT = 16 };
 
 #define TEXT_OF(X) #X
 #define TEXT(X) TEXT_OF(X)
@@ -33,68 +26,30 @@ struct lt {
 
 /* --- the library --------------------------------------------------------- */
 
+#define FUNCTIONS(X)                        \
+	X(cublasLtCreate)                       \
+	X(cublasLtDestroy)                      \
+	X(cublasLtGetStatusName)                \
+	X(cublasLtMatmulDescCreate)             \
+	X(cublasLtMatmulDescDestroy)            \
+	X(cublasLtMatmulDescSetAttribute)       \
+	X(cublasLtMatrixLayoutCreate)           \
+	X(cublasLtMatrixLayoutDestroy)          \
+	X(cublasLtMatmulPreferenceCreate)       \
+	X(cublasLtMatmulPreferenceDestroy)      \
+	X(cublasLtMatmulPreferenceSetAttribute) \
+	X(cublasLtMatmulAlgoGetHeuristic)       \
+	X(cublasLtMatmul)
 static struct {
-	__typeof__(cublasLtCreate) *create;
-	__typeof__(cublasLtDestroy) *destroy;
-	__typeof__(cublasLtGetStatusName) *status_name;
-	__typeof__(cublasLtMatmulDescCreate) *desc_create;
-	__typeof__(cublasLtMatmulDescDestroy) *desc_destroy;
-	__typeof__(cublasLtMatmulDescSetAttribute) *desc_set;
-	__typeof__(cublasLtMatrixLayoutCreate) *layout_create;
-	__typeof__(cublasLtMatrixLayoutDestroy) *layout_destroy;
-	__typeof__(cublasLtMatmulPreferenceCreate) *preference_create;
-	__typeof__(cublasLtMatmulPreferenceDestroy) *preference_destroy;
-	__typeof__(cublasLtMatmulPreferenceSetAttribute) *preference_set;
-	__typeof__(cublasLtMatmulAlgoGetHeuristic) *choose;
-	__typeof__(cublasLtMatmul) *matmul;
+	FUNCTIONS(CUDA_MEMBER)
 	int found;     /* 1: all functions */
 	char why[256]; /* if not: the loader's message */
 } api;
 
-/* Loads it from this object's folder, else from the system's search path. */
-static void *library_open(void)
-{
-	char path[PATH_BYTES] = "";
-	Dl_info self;
-	const char *slash = dladdr(&api, &self) && self.dli_fname ? strrchr(self.dli_fname, '/') : NULL;
-	if (slash &&
-	    snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self.dli_fname), self.dli_fname,
-	             LIBRARY) < PATH_BYTES &&
-	    access(path, F_OK) == 0)
-		return dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	return dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-}
-
 static void api_look(void)
 {
-	const struct {
-		const char *name;
-		void *slot;
-	} all[] = {
-		{"cublasLtCreate", &api.create},
-		{"cublasLtDestroy", &api.destroy},
-		{"cublasLtGetStatusName", &api.status_name},
-		{"cublasLtMatmulDescCreate", &api.desc_create},
-		{"cublasLtMatmulDescDestroy", &api.desc_destroy},
-		{"cublasLtMatmulDescSetAttribute", &api.desc_set},
-		{"cublasLtMatrixLayoutCreate", &api.layout_create},
-		{"cublasLtMatrixLayoutDestroy", &api.layout_destroy},
-		{"cublasLtMatmulPreferenceCreate", &api.preference_create},
-		{"cublasLtMatmulPreferenceDestroy", &api.preference_destroy},
-		{"cublasLtMatmulPreferenceSetAttribute", &api.preference_set},
-		{"cublasLtMatmulAlgoGetHeuristic", &api.choose},
-		{"cublasLtMatmul", &api.matmul},
-	};
-	void *library = library_open();
-	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-		void *fn = library ? dlsym(library, all[i].name) : NULL;
-		if (!fn) {
-			snprintf(api.why, sizeof api.why, "%s", dlerror());
-			return;
-		}
-		memcpy(all[i].slot, &fn, sizeof fn);
-	}
-	api.found = 1;
+	const struct cuda_symbol all[] = {FUNCTIONS(CUDA_SYMBOL)};
+	api.found = cuda_library(LIBRARY, all, sizeof all / sizeof *all, api.why, sizeof api.why);
 }
 
 static int api_find(struct kern_device *dev)
@@ -117,7 +72,7 @@ static int check(struct kern_device *dev, cublasStatus_t status, const char *doi
 		return cuda_fail(dev, KERN_ENOTSUP,
 		                 "%s: cuBLASLt has no algorithm for this: leave `variant` at auto", doing);
 	return cuda_fail(dev, status == CUBLAS_STATUS_ALLOC_FAILED ? KERN_ENOMEM : KERN_EDEVICE,
-	                 "%s: cuBLASLt %s", doing, api.status_name(status));
+	                 "%s: cuBLASLt %s", doing, api.cublasLtGetStatusName(status));
 }
 
 /* --- opening and closing ------------------------------------------------- */
@@ -133,13 +88,15 @@ static int preference_new(struct kern_device *dev, struct lt *lt)
 	};
 	uint32_t alignment = ALIGNMENT;
 	uint64_t bytes = lt->workspace_bytes;
-	cublasStatus_t status = api.preference_create(&lt->preference);
+	cublasStatus_t status = api.cublasLtMatmulPreferenceCreate(&lt->preference);
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.preference_set(lt->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-		                            &bytes, sizeof bytes);
+		status = api.cublasLtMatmulPreferenceSetAttribute(lt->preference,
+		                                                  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+		                                                  &bytes, sizeof bytes);
 	for (size_t i = 0;
 	     i < sizeof alignments / sizeof *alignments && status == CUBLAS_STATUS_SUCCESS; i++)
-		status = api.preference_set(lt->preference, alignments[i], &alignment, sizeof alignment);
+		status = api.cublasLtMatmulPreferenceSetAttribute(lt->preference, alignments[i], &alignment,
+		                                                  sizeof alignment);
 	return check(dev, status, "describing products");
 }
 
@@ -152,7 +109,7 @@ int lt_open(struct kern_device *dev, struct lt **ret_lt)
 	if (!lt)
 		return cuda_fail(dev, KERN_ENOMEM, "out of memory for cuBLASLt");
 	lt->workspace_bytes = dev->overlaps ? WORKSPACE_BYTES_SM90 : WORKSPACE_BYTES;
-	rc = check(dev, api.create(&lt->handle), "opening the device");
+	rc = check(dev, api.cublasLtCreate(&lt->handle), "opening the device");
 	if (!rc)
 		rc = preference_new(dev, lt);
 	if (!rc)
@@ -173,9 +130,9 @@ void lt_close(struct lt **ltp)
 	if (lt->workspace)
 		cudaFree(lt->workspace);
 	if (lt->preference)
-		api.preference_destroy(lt->preference);
+		api.cublasLtMatmulPreferenceDestroy(lt->preference);
 	if (lt->handle)
-		api.destroy(lt->handle);
+		api.cublasLtDestroy(lt->handle);
 	free(lt);
 	*ltp = NULL;
 }
@@ -192,15 +149,17 @@ struct shape {
 static cublasStatus_t shape_new(const struct lt_product *q, struct shape *s)
 {
 	cublasOperation_t transposed = CUBLAS_OP_T;
-	cublasStatus_t status = api.desc_create(&s->op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+	cublasStatus_t status = api.cublasLtMatmulDescCreate(&s->op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.desc_set(s->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+		status = api.cublasLtMatmulDescSetAttribute(s->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+		                                            sizeof transposed);
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.layout_create(&s->w, CUDA_R_16BF, q->k, q->n, q->k);
+		status = api.cublasLtMatrixLayoutCreate(&s->w, CUDA_R_16BF, q->k, q->n, q->k);
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.layout_create(&s->x, CUDA_R_16BF, q->k, q->rows, q->k);
+		status = api.cublasLtMatrixLayoutCreate(&s->x, CUDA_R_16BF, q->k, q->rows,
+		                                        (int64_t)q->x_ld);
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.layout_create(&s->y, CUDA_R_32F, q->n, q->rows, q->n);
+		status = api.cublasLtMatrixLayoutCreate(&s->y, CUDA_R_32F, q->n, q->rows, q->n);
 	return status;
 }
 
@@ -209,9 +168,9 @@ static void shape_free(const struct shape *s)
 	cublasLtMatrixLayout_t layouts[] = {s->w, s->x, s->y};
 	for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
 		if (layouts[i])
-			api.layout_destroy(layouts[i]);
+			api.cublasLtMatrixLayoutDestroy(layouts[i]);
 	if (s->op)
-		api.desc_destroy(s->op);
+		api.cublasLtMatmulDescDestroy(s->op);
 }
 
 int lt_launch(struct kern_device *dev, const struct lt_product *q, cudaStream_t stream)
@@ -226,12 +185,14 @@ int lt_launch(struct kern_device *dev, const struct lt_product *q, cudaStream_t 
 	         q->rows, q->k, q->n);
 	cublasStatus_t status = shape_new(q, &s);
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.choose(lt->handle, s.op, s.w, s.x, s.y, s.y, lt->preference, 1, &best, &found);
+		status = api.cublasLtMatmulAlgoGetHeuristic(lt->handle, s.op, s.w, s.x, s.y, s.y,
+		                                            lt->preference, 1, &best, &found);
 	if (status == CUBLAS_STATUS_SUCCESS)
 		status = found ? best.state : CUBLAS_STATUS_NOT_SUPPORTED;
 	if (status == CUBLAS_STATUS_SUCCESS)
-		status = api.matmul(lt->handle, s.op, &one, q->w, s.w, q->x, s.x, &zero, q->y, s.y, q->y,
-		                    s.y, &best.algo, lt->workspace, lt->workspace_bytes, stream);
+		status = api.cublasLtMatmul(lt->handle, s.op, &one, q->w, s.w, q->x, s.x, &zero, q->y, s.y,
+		                            q->y, s.y, &best.algo, lt->workspace, lt->workspace_bytes,
+		                            stream);
 	shape_free(&s);
 	return check(dev, status, doing);
 }

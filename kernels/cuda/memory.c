@@ -19,60 +19,54 @@ enum cuda_own { OWN_NOTHING, OWN_DEVICE, OWN_HOST, OWN_SHARED, OWN_REGISTERED, O
 
 /* --- the driver's virtual memory ----------------------------------------- */
 
+#define FUNCTIONS(X)                  \
+	X(cuMemGetAllocationGranularity)  \
+	X(cuMemCreate)                    \
+	X(cuMemRelease)                   \
+	X(cuMemAddressReserve)            \
+	X(cuMemAddressFree)               \
+	X(cuMemMap)                       \
+	X(cuMemUnmap)                     \
+	X(cuMemSetAccess)                 \
+	X(cuMemExportToShareableHandle)   \
+	X(cuMemImportFromShareableHandle) \
+	X(cuMemRetainAllocationHandle)    \
+	X(cuDeviceGet)                    \
+	X(cuDeviceGetAttribute)
 static struct {
-	CUresult (*granularity)(size_t *ret, const CUmemAllocationProp *prop,
-	                        CUmemAllocationGranularity_flags option);
-	CUresult (*create)(CUmemGenericAllocationHandle *ret, size_t bytes,
-	                   const CUmemAllocationProp *prop, unsigned long long flags);
-	CUresult (*release)(CUmemGenericAllocationHandle h);
-	CUresult (*reserve)(CUdeviceptr *ret, size_t bytes, size_t align, CUdeviceptr at,
-	                    unsigned long long flags);
-	CUresult (*give_back)(CUdeviceptr at, size_t bytes);
-	CUresult (*map)(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle h,
-	                unsigned long long flags);
-	CUresult (*unmap)(CUdeviceptr at, size_t bytes);
-	CUresult (*access)(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *desc, size_t count);
-	CUresult (*share)(void *ret, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type,
-	                  unsigned long long flags);
-	CUresult (*import)(CUmemGenericAllocationHandle *ret, void *handle,
-	                   CUmemAllocationHandleType type);
-	CUresult (*retain)(CUmemGenericAllocationHandle *ret, void *at);
+	FUNCTIONS(CUDA_MEMBER)
 	int found; /* 1: all functions */
-} vmm;
+} api;
 
-static void vmm_look(void)
+static void api_look(void)
 {
-	const struct {
-		const char *name;
-		void *slot;
-	} all[] = {
-		{"cuMemGetAllocationGranularity", &vmm.granularity},
-		{"cuMemCreate", &vmm.create},
-		{"cuMemRelease", &vmm.release},
-		{"cuMemAddressReserve", &vmm.reserve},
-		{"cuMemAddressFree", &vmm.give_back},
-		{"cuMemMap", &vmm.map},
-		{"cuMemUnmap", &vmm.unmap},
-		{"cuMemSetAccess", &vmm.access},
-		{"cuMemExportToShareableHandle", &vmm.share},
-		{"cuMemImportFromShareableHandle", &vmm.import},
-		{"cuMemRetainAllocationHandle", &vmm.retain},
-	};
+	const struct cuda_symbol all[] = {FUNCTIONS(CUDA_SYMBOL)};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
 		void *fn = cuda_driver(all[i].name);
 		if (!fn)
 			return;
 		memcpy(all[i].slot, &fn, sizeof fn);
 	}
-	vmm.found = 1;
+	api.found = 1;
 }
 
 /* 1: the driver has all functions. */
-static int vmm_find(void)
+static int api_find(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	pthread_once(&once, vmm_look);
-	return vmm.found;
+	pthread_once(&once, api_look);
+	return api.found;
+}
+
+/* 0 also where the driver does not say. */
+static int attribute_of(int index, CUdevice_attribute which)
+{
+	CUdevice dev;
+	int is = 0;
+	if (api.cuDeviceGet(&dev, index) != CUDA_SUCCESS ||
+	    api.cuDeviceGetAttribute(&is, which, dev) != CUDA_SUCCESS)
+		return 0;
+	return is;
 }
 
 static CUmemAllocationProp prop_of(int index)
@@ -83,6 +77,9 @@ static CUmemAllocationProp prop_of(int index)
 	p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	p.location.id = index;
+	/* without it network cards cannot register the memory */
+	p.allocFlags.gpuDirectRDMACapable =
+		attribute_of(index, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
 	return p;
 }
 
@@ -93,7 +90,8 @@ static size_t shared_bytes(int index, size_t bytes)
 	CUmemAllocationProp prop = prop_of(index);
 	size_t page = 0;
 	if (bytes > SIZE_MAX / 2 ||
-	    vmm.granularity(&page, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) != CUDA_SUCCESS ||
+	    api.cuMemGetAllocationGranularity(&page, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) !=
+	        CUDA_SUCCESS ||
 	    !page)
 		return 0;
 	return (bytes + sizeof(struct trailer) + page - 1) / page * page;
@@ -109,45 +107,49 @@ static CUresult shared_place(int index, CUmemGenericAllocationHandle h, size_t w
 	access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	access.location.id = index;
 	access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-	CUresult rc = vmm.reserve(&at, whole, 0, 0, 0);
+	CUresult rc = api.cuMemAddressReserve(&at, whole, 0, 0, 0);
 	if (rc != CUDA_SUCCESS)
 		return rc;
-	if ((rc = vmm.map(at, whole, 0, h, 0)) == CUDA_SUCCESS &&
-	    (rc = vmm.access(at, whole, &access, 1)) != CUDA_SUCCESS)
-		vmm.unmap(at, whole);
+	if ((rc = api.cuMemMap(at, whole, 0, h, 0)) == CUDA_SUCCESS &&
+	    (rc = api.cuMemSetAccess(at, whole, &access, 1)) != CUDA_SUCCESS)
+		api.cuMemUnmap(at, whole);
 	if (rc == CUDA_SUCCESS)
 		*ret_at = at;
 	else
-		vmm.give_back(at, whole);
+		api.cuMemAddressFree(at, whole);
 	return rc;
 }
 
 static void shared_unplace(CUdeviceptr at, size_t whole)
 {
-	vmm.unmap(at, whole);
-	vmm.give_back(at, whole);
+	api.cuMemUnmap(at, whole);
+	api.cuMemAddressFree(at, whole);
 }
 
 static int shared_new(struct kern_device *dev, size_t bytes, CUdeviceptr *ret_at)
 {
-	CUmemAllocationProp prop = prop_of(dev->index);
 	CUmemGenericAllocationHandle h;
 	struct trailer end = {TRAILER_MAGIC, bytes};
 	CUdeviceptr at = 0;
-	if (!vmm_find())
+	if (!api_find() ||
+	    !attribute_of(dev->index, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
 		return cuda_fail(dev, KERN_ENOTSUP,
-		                 "the driver lacks virtual memory that processes can share");
+		                 "processes cannot share memory of device %d (%s): its driver has no "
+		                 "POSIX descriptors for it, as under WSL2 and with some vGPUs",
+		                 dev->index, dev->name);
+	CUmemAllocationProp prop = prop_of(dev->index);
 	size_t whole = shared_bytes(dev->index, bytes);
 	if (!whole)
 		return cuda_fail(dev, KERN_ENOMEM, "cannot allocate %zu bytes of shared memory", bytes);
-	int rc = cuda_check_driver(dev, vmm.create(&h, whole, &prop, 0), "allocating shared memory");
+	int rc = cuda_check_driver(dev, api.cuMemCreate(&h, whole, &prop, 0),
+	                           "allocating shared memory");
 	if (rc == KERN_ENOMEM)
 		/* adds the sizes to the text */
 		cuda_check(dev, cudaErrorMemoryAllocation, "allocating shared memory");
 	if (rc)
 		return rc;
 	rc = cuda_check_driver(dev, shared_place(dev->index, h, whole, &at), "mapping shared memory");
-	vmm.release(h); /* the mapping keeps a reference */
+	api.cuMemRelease(h); /* the mapping keeps a reference */
 	if (!rc)
 		rc = cuda_check(dev, cudaMemset((void *)(uintptr_t)at, 0, whole), "clearing memory");
 	if (!rc)
@@ -168,10 +170,11 @@ int cuda_shared_map(int index, int fd, size_t bytes, CUdeviceptr *ret_at, char *
 	CUmemGenericAllocationHandle h;
 	CUdeviceptr at = 0;
 	struct trailer end = {0, 0};
-	size_t whole = vmm_find() ? shared_bytes(index, bytes) : 0;
-	CUresult rc = whole && fd >= 0 ? vmm.import(&h, (void *)(intptr_t)fd,
-	                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-	                               : CUDA_ERROR_INVALID_VALUE;
+	size_t whole = api_find() ? shared_bytes(index, bytes) : 0;
+	CUresult rc = whole && fd >= 0
+	                  ? api.cuMemImportFromShareableHandle(&h, (void *)(intptr_t)fd,
+	                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+	                  : CUDA_ERROR_INVALID_VALUE;
 	if (rc != CUDA_SUCCESS) {
 		snprintf(errbuf, errlen,
 		         "descriptor %d is not GPU memory that can be mapped (driver error %d)", fd,
@@ -179,7 +182,7 @@ int cuda_shared_map(int index, int fd, size_t bytes, CUdeviceptr *ret_at, char *
 		return KERN_EINVAL;
 	}
 	rc = shared_place(index, h, whole, &at);
-	vmm.release(h);
+	api.cuMemRelease(h);
 	if (rc != CUDA_SUCCESS) {
 		snprintf(
 			errbuf, errlen,
@@ -237,7 +240,7 @@ int cuda_shared_reaches(int index, CUdeviceptr at, size_t bytes, int reader, cud
 	access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 	int reaches = !(peers && !strcmp(peers, "0")) &&
 	              cudaDeviceCanAccessPeer(&can, reader, index) == cudaSuccess && can &&
-	              vmm.access(at, whole, &access, 1) == CUDA_SUCCESS &&
+	              api.cuMemSetAccess(at, whole, &access, 1) == CUDA_SUCCESS &&
 	              trailer_arrives(at, whole, bytes, stream);
 	if (!reaches)
 		cudaGetLastError();
@@ -245,11 +248,6 @@ int cuda_shared_reaches(int index, CUdeviceptr at, size_t bytes, int reader, cud
 }
 
 /* --- kern_ops ------------------------------------------------------------ */
-
-static int choose(struct kern_device *dev)
-{
-	return cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
-}
 
 static struct kern_mem memory(const void *at, void *host, size_t bytes, enum kern_memory kind,
                               enum cuda_own own)
@@ -296,7 +294,7 @@ int cuda_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
                  struct kern_mem *ret_mem)
 {
 	CUdeviceptr at = 0;
-	int rc = choose(dev);
+	int rc = cuda_choose(dev);
 	if (!rc && kind == KERN_MEM_GROUP && dev->peers) {
 		if (!(rc = peers_mem_new(dev, bytes, ret_mem)))
 			ret_mem->own = (void *)(uintptr_t)OWN_GROUP;
@@ -323,14 +321,16 @@ int cuda_mem_share(struct kern_device *dev, const struct kern_mem *mem, int *ret
 	int fd = -1;
 	if (mem->kind != KERN_MEM_SHARED)
 		return cuda_fail(dev, KERN_EINVAL, "memory of %zu bytes cannot be shared", mem->bytes);
-	int rc = choose(dev);
+	int rc = cuda_choose(dev);
 	if (!rc)
-		rc = cuda_check_driver(dev, vmm.retain(&h, (void *)mem->dev.v), "sharing memory");
+		rc = cuda_check_driver(dev, api.cuMemRetainAllocationHandle(&h, (void *)mem->dev.v),
+		                       "sharing memory");
 	if (rc)
 		return rc;
-	rc = cuda_check_driver(dev, vmm.share(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-	                       "sharing memory");
-	vmm.release(h);
+	rc = cuda_check_driver(
+		dev, api.cuMemExportToShareableHandle(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+		"sharing memory");
+	api.cuMemRelease(h);
 	if (!rc)
 		*ret_fd = fd;
 	return rc;
@@ -339,7 +339,7 @@ int cuda_mem_share(struct kern_device *dev, const struct kern_mem *mem, int *ret
 int cuda_mem_map(struct kern_device *dev, int fd, size_t bytes, struct kern_mem *ret_mem)
 {
 	CUdeviceptr at = 0;
-	int rc = choose(dev);
+	int rc = cuda_choose(dev);
 	if (!rc && !(rc = cuda_shared_map(dev->index, fd, bytes, &at, dev->error, sizeof dev->error)))
 		*ret_mem = memory((void *)(uintptr_t)at, NULL, bytes, KERN_MEM_SHARED, OWN_SHARED);
 	return rc;
@@ -348,7 +348,7 @@ int cuda_mem_map(struct kern_device *dev, int fd, size_t bytes, struct kern_mem 
 int cuda_mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_mem *ret_mem)
 {
 	void *at = NULL;
-	int rc = choose(dev);
+	int rc = cuda_choose(dev);
 	if (!rc)
 		rc = cuda_check(
 			dev, cudaHostRegister(host, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable),

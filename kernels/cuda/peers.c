@@ -88,7 +88,7 @@ int peers_check(struct kern_device *dev)
 {
 	uint32_t fault = dev->peers ? __atomic_load_n(dev->peers->fault, __ATOMIC_ACQUIRE) : FAULT_NONE;
 	if (fault == FAULT_NONE)
-		return KERN_OK;
+		return nccl_check(dev);
 	if (dev->watch)
 		watch_forget(dev->watch);
 	if (fault == FAULT_BROKEN)
@@ -167,15 +167,25 @@ static int map_peers(struct kern_device *dev, struct cuda_window *w, const int *
 	return rc;
 }
 
-/* Sets *ret_all to whether `mine` is nonzero on all ranks. */
+/* Sets *ret_all to whether `mine` is nonzero on all ranks of all stages: an exchange is one of
+ * the whole pipeline, so a stage whose devices reach each other must not make fewer than others. */
 static int agree(struct kern_device *dev, int mine, int fd, int *fds, int *ret_all)
 {
-	uint32_t all[CUDA_RANKS_MAX], own = (uint32_t)mine;
+	const struct kern_pipe *p = &dev->pipe;
+	uint32_t all[CUDA_RANKS_MAX], stage[CUDA_STAGES_MAX], own = mine != 0;
 	int rc = exchange(dev, &own, sizeof own, fd, all, fds);
-	*ret_all = !rc;
-	for (unsigned r = 0; r < dev->group.ranks && !rc; r++)
-		*ret_all &= all[r] != 0;
-	return rc;
+	if (rc)
+		return rc;
+	for (unsigned r = 0; r < dev->group.ranks; r++)
+		own &= all[r];
+	if (p->stages > 1 && p->exchange(p->arg, &own, sizeof own, stage)) {
+		close_all(fds, dev->group.ranks);
+		return cuda_fail(dev, KERN_EDEVICE, "the pipeline is broken");
+	}
+	for (unsigned s = 0; s < p->stages && p->stages > 1; s++)
+		own &= stage[s];
+	*ret_all = own != 0;
+	return KERN_OK;
 }
 
 /* Sets *ret_arrive to whether what each rank writes to the others' copies is there afterwards. */

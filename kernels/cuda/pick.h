@@ -202,30 +202,36 @@ static __device__ inline void list_add(const struct picker &p, bool wanted, uint
 		p.list[at + (uint32_t)__popc(lanes & ((1u << lane) - 1))] = key;
 }
 
-/* Lists the weight keys of ids that weigh at least at_least and more than 0. */
-static __device__ inline uint32_t list_weights(const struct picker &p, const struct weighing &v,
-                                               float at_least)
+/* Lists the keys of all ids; key_for(id) is 0 for an id that is left out. */
+template <typename F> static __device__ inline uint32_t list_keys(const struct picker &p, F key_for)
 {
 	list_begin(p.s);
 	for (uint32_t first = 0; first < p.vocab; first += blockDim.x) {
 		uint32_t id = first + threadIdx.x;
-		float w = id < p.vocab ? weight_at(v, id) : 0;
-		list_add(p, w > 0 && w >= at_least, weight_key(w, id));
+		uint64_t key = id < p.vocab ? key_for(id) : 0;
+		list_add(p, key != 0, key);
 	}
 	return list_end(p.s);
 }
 
-/* Lists the logit keys of at least at_least, which is more than 0. */
+/* Lists the weight keys of ids that weigh at least at_least and more than 0. */
+static __device__ inline uint32_t list_weights(const struct picker &p, const struct weighing &v,
+                                               float at_least)
+{
+	return list_keys(p, [&](uint32_t id) -> uint64_t {
+		float w = weight_at(v, id);
+		return w > 0 && w >= at_least ? weight_key(w, id) : 0;
+	});
+}
+
+/* Lists the logit keys of at least at_least. */
 static __device__ inline uint32_t list_logits(const struct picker &p, const float *logits,
                                               uint64_t at_least)
 {
-	list_begin(p.s);
-	for (uint32_t first = 0; first < p.vocab; first += blockDim.x) {
-		uint32_t id = first + threadIdx.x;
-		uint64_t key = id < p.vocab ? logit_key(logits[id], id) : 0;
-		list_add(p, key >= at_least, key);
-	}
-	return list_end(p.s);
+	return list_keys(p, [&](uint32_t id) -> uint64_t {
+		uint64_t key = logit_key(logits[id], id);
+		return key >= at_least ? key : 0;
+	});
 }
 
 /* --- cuts ---------------------------------------------------------------- */

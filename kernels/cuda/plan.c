@@ -1,4 +1,4 @@
-/* plan.c - services for planning functions: checks of tensors, memory, launches. See plan.h. */
+/* plan.c - services for planning functions: memory, launches. See plan.h. */
 #include "kernels/cuda/plan.h"
 
 #include <stdarg.h>
@@ -19,27 +19,6 @@ int plan_fail(struct plan *p, int code, const char *fmt, ...)
 	va_end(ap);
 	cuda_fail(p->dev, code, "%s: %s", p->op ? kern_op_name(p->op->kind) : "a program", text);
 	return p->rc = code;
-}
-
-int plan_tensor(struct plan *p, const struct kern_tensor *t, size_t columns)
-{
-	if (t->type != KERN_F32 && t->type != KERN_BF16 && t->type != KERN_F16)
-		return plan_fail(p, KERN_ENOTSUP, "activations of type %s: must be f32, f16 or bf16",
-		                 kern_dtype_name(t->type));
-	if (!columns || columns > CUDA_MAX_COLUMNS)
-		return plan_fail(p, KERN_EINVAL, "rows of %zu columns, limits are 1 and %d", columns,
-		                 CUDA_MAX_COLUMNS);
-	if (t->ld < columns)
-		return plan_fail(p, KERN_EINVAL, "rows of %zu columns are %zu apart", columns, t->ld);
-	return plan_address(p, t->at);
-}
-
-int plan_address(struct plan *p, kern_ptr a)
-{
-	if (a.v && a.v % 4 == 0)
-		return p->rc;
-	return plan_fail(p, KERN_EINVAL, "address %#zx is missing or not aligned to 4 bytes",
-	                 (size_t)a.v);
 }
 
 void *plan_room(struct plan *p, enum plan_room room, size_t bytes)
@@ -87,20 +66,17 @@ static struct launch *launch_new(struct plan *p)
 	return l;
 }
 
-void plan_library(struct plan *p, const struct lt_product *product)
+void plan_library(struct plan *p, enum launch_by by, const void *args, size_t args_bytes)
 {
-	_Static_assert(sizeof *product <= LAUNCH_ARGS, "a launch holds a product");
+	_Static_assert(sizeof(struct lt_product) <= LAUNCH_ARGS &&
+	                   sizeof(struct nccl_call) <= LAUNCH_ARGS,
+	               "a launch holds its arguments");
 	struct launch *l = launch_new(p);
 	if (!l)
 		return;
-	*l = (struct launch){.args_bytes = sizeof *product};
-	memcpy(l->args, product, sizeof *product);
-}
-
-void plan_phase(struct launch *l, enum phase_kind phase)
-{
-	if (l)
-		l->phase = phase;
+	l->by = by;
+	l->args_bytes = (uint32_t)args_bytes;
+	memcpy(l->args, args, args_bytes);
 }
 
 struct launch *plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x,

@@ -3,6 +3,7 @@
  * program_new rejects what cannot run; a batch beyond the limits is rejected before anything runs.
  * `sync` reports device errors. */
 #include "kernels/cuda/plan.h"
+#include "kernels/operands.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,6 @@
 struct size {
 	uint32_t rows, tail_rows, spans;
 	cudaGraphExec_t graph;
-	void *chains;    /* device memory of its chains; NULL: none */
 	size_t launches; /* in the graph */
 };
 
@@ -26,27 +26,8 @@ struct kern_program {
 
 /* --- planning ------------------------------------------------------------ */
 
-static void plan_op(struct plan *p)
-{
-	switch (p->op->kind) {
-	case KERN_OP_CONTINUE: plan_continue(p); break;
-	case KERN_OP_HEAD_NORM:
-	case KERN_OP_ROPE:
-	case KERN_OP_KV_WRITE: plan_heads(p); break;
-	case KERN_OP_MATMUL: plan_matmul(p); break;
-	case KERN_OP_HEADS_MATMUL: plan_heads_matmul(p); break;
-	case KERN_OP_ATTENTION: plan_attention(p); break;
-	case KERN_OP_ROUTE: plan_route(p); break;
-	case KERN_OP_EXPERTS_ACT: plan_experts_act(p); break;
-	case KERN_OP_EXPERTS_DOWN: plan_experts_down(p); break;
-	case KERN_OP_PROGRESS: plan_progress(p); break;
-	case KERN_OP_SAMPLE: plan_sample(p); break;
-	case KERN_OP_GATHER:
-	case KERN_OP_BROADCAST:
-	case KERN_OP_BARRIER: plan_collective(p); break;
-	default: plan_row_op(p);
-	}
-}
+#define PLAN_FUNCTION(KIND, NAME) [KIND] = plan_##NAME,
+static void (*const plan_op[KERN_OPS])(struct plan *p) = {KERN_OPERATIONS(PLAN_FUNCTION)};
 
 static void plan_all(struct plan *p, const struct size *s, const struct kern_op *ops, size_t n)
 {
@@ -55,17 +36,13 @@ static void plan_all(struct plan *p, const struct size *s, const struct kern_op 
 	p->spans = s->spans;
 	p->launches = p->kept_at = 0;
 	p->progress = 0;
-	p->cuts = p->groups = NULL;
-	p->ready.since = NULL;
+	p->groups = NULL;
+	p->list_count = 0;
+	memset(p->ready, 0, sizeof p->ready);
 	p->end = ops + n;
 	for (p->op = ops; p->op < p->end && !p->rc; p->op++)
-		plan_op(p);
+		plan_op[p->op->kind](p);
 	p->op = NULL;
-}
-
-static uint32_t least(uint32_t a, uint32_t b)
-{
-	return a < b ? a : b;
 }
 
 /* Sizes: one row and few, as in decoding, and the limits, with some in between; more of them with
@@ -73,7 +50,7 @@ static uint32_t least(uint32_t a, uint32_t b)
  * size that a batch runs in, except with variant "fast". */
 static void choose_sizes(struct kern_program *p)
 {
-	static const uint32_t own[] = {1, 8, 64, 512, UINT32_MAX},
+	static const uint32_t own[] = {1, 16, 64, 512, UINT32_MAX},
 						  fast[CUDA_SIZES] = {8,   16,   32,   64,   128,       256,
 	                                          512, 1024, 2048, 4096, UINT32_MAX};
 	const uint32_t *rows = p->dev->fast ? fast : own;
@@ -81,9 +58,9 @@ static void choose_sizes(struct kern_program *p)
 	uint32_t most = l->rows > l->tail_rows ? l->rows : l->tail_rows;
 	most = most > l->spans ? most : l->spans;
 	for (unsigned i = 0;; i++) {
-		p->size[p->sizes++] = (struct size){.rows = least(rows[i], l->rows),
-		                                    .tail_rows = least(rows[i], l->tail_rows),
-		                                    .spans = least(rows[i], l->spans)};
+		p->size[p->sizes++] = (struct size){.rows = plan_least(rows[i], l->rows),
+		                                    .tail_rows = plan_least(rows[i], l->tail_rows),
+		                                    .spans = plan_least(rows[i], l->spans)};
 		if (rows[i] >= most)
 			break;
 	}
@@ -143,13 +120,15 @@ static int capture(struct plan *p, struct size *s)
 		return rc;
 	for (i = 0; i < p->launches && launched == cudaSuccess && !rc; i++) {
 		const struct launch *l = &p->launch[i];
-		/* Our kernel must not start before a cuBLASLt product is done, because the library may
+		/* Our kernel must not start before what a library launched is done, because it may
 		 * capture anything, not only kernels. The library's own launches may overlap our previous
 		 * kernel if they wait for its end themselves, as such launches must. */
 		if (l->kernel)
 			launched = launch_one(l, dev->overlaps && i && l[-1].kernel, dev->loading);
-		else
+		else if (l->by == BY_LT)
 			rc = lt_launch(dev, (const struct lt_product *)(const void *)l->args, dev->loading);
+		else
+			rc = nccl_launch(dev, (const struct nccl_call *)(const void *)l->args, dev->loading);
 	}
 	/* end the capture before handling an error: a capturing stream cannot be queried */
 	cudaError_t end = cudaStreamEndCapture(dev->loading, &graph);
@@ -173,14 +152,11 @@ static int capture(struct plan *p, struct size *s)
 void cuda_program_destroy(struct kern_program **pp)
 {
 	struct kern_program *p = *pp;
-	if (!p)
+	if (!p || p->dev->hangs)
 		return;
-	for (unsigned i = 0; i < p->sizes; i++) {
+	for (unsigned i = 0; i < p->sizes; i++)
 		if (p->size[i].graph)
 			cudaGraphExecDestroy(p->size[i].graph);
-		if (p->size[i].chains)
-			cudaFree(p->size[i].chains);
-	}
 	if (p->memory)
 		cudaFree(p->memory);
 	free(p);
@@ -215,8 +191,6 @@ static int program_build(struct kern_program *p, struct plan *plan, const struct
 		plan->rc = program_alloc(p, plan);
 	for (unsigned i = 0; i < p->sizes && !plan->rc; i++) {
 		plan_all(plan, &p->size[i], ops, n);
-		if (!plan->rc)
-			plan_chains(plan, &p->size[i].chains);
 		if (!plan->rc && plan->launches)
 			plan->rc = capture(plan, &p->size[i]);
 	}
@@ -231,8 +205,14 @@ static int program_build(struct kern_program *p, struct plan *plan, const struct
 int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n,
                      const struct kern_limits *limits, struct kern_program **ret_p)
 {
-	int rc = kern_program_check(ops, n, limits, dev->group.ranks, dev->error, sizeof dev->error);
-	if (rc || (rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device")))
+	struct kern_bounds bounds = {.ranks = dev->group.ranks,
+	                             .reduces = nccl_reduces(dev),
+	                             .pipe = &dev->pipe,
+	                             .types = 1 << KERN_F32 | 1 << KERN_F16 | 1 << KERN_BF16,
+	                             .columns = CUDA_MAX_COLUMNS,
+	                             .head_dim = CUDA_MAX_HEAD_DIM};
+	int rc = kern_program_check(ops, n, limits, &bounds, dev->error, sizeof dev->error);
+	if (rc || (rc = cuda_choose(dev)))
 		return rc;
 	struct kern_program *p = calloc(1, sizeof *p);
 	if (!p)
@@ -287,12 +267,15 @@ int cuda_wait(struct kern_stream *s, unsigned but)
 {
 	struct kern_device *dev = s->dev;
 	uint64_t end = s->runs > but ? s->runs - but : 0;
-	int rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
-	if (!rc && !but)
+	int rc = cuda_choose(dev);
+	/* the latest run begins after all work before it */
+	cudaEvent_t begin = but && s->runs ? s->begin[(s->runs - 1) % KERN_FLIGHTS] : NULL;
+	if (!rc && dev->nccl && (begin || !but))
+		rc = nccl_wait(dev, begin, s->stream);
+	else if (!rc && begin)
+		rc = cuda_check(dev, cudaEventSynchronize(begin), "waiting for the device");
+	else if (!rc && !but)
 		rc = cuda_check(dev, cudaStreamSynchronize(s->stream), "waiting for the device");
-	else if (!rc && s->runs) /* the latest run begins after all work before it */
-		rc = cuda_check(dev, cudaEventSynchronize(s->begin[(s->runs - 1) % KERN_FLIGHTS]),
-		                "waiting for the device");
 	if (!rc)
 		rc = count_time(s, end);
 	if (!rc && dev->broken[0])
@@ -310,7 +293,7 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 	if (!rc)
 		rc = peers_check(dev);
 	if (!rc)
-		rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+		rc = cuda_choose(dev);
 	unsigned flight = s->runs % KERN_FLIGHTS;
 	if (!rc)
 		rc = cuda_check(dev, cudaEventRecord(s->begin[flight], s->stream), "timing a run");

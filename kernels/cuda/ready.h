@@ -20,35 +20,42 @@ enum {
 /* Activations in the order in which tensor cores read them: the B operand of mma_bf16. A row is
  * scaled by a power of two such that its largest magnitude is between 1 and 2, and is the sum of
  * `parts` bfloat16 numbers: one if activations are rounded to bfloat16, else three, which hold all
- * 24 bits of a float32. For each tile of 8 rows, each step of 32 columns, and each part (largest
- * first), a lane has 16 bytes: its two registers of the first 16 columns, then of the others.
- * Columns beyond the weight's are zero. Rows beyond the batch are neither written nor read.
+ * 24 bits of a float32. Where activations are rounded, weights of float16 and float32 still take
+ * exact ones, and linear_wide.cu reads another order: so a row may be prepared three times (enum
+ * ready_kind).
+ *
+ * For each tile of 8 rows, each step of 32 columns, and each part (largest first), a lane has 16
+ * bytes: its two registers of the first 16 columns, then of the others. Columns beyond the weight's
+ * are zero. Rows beyond the batch are neither written nor read.
  *
  * With `wide`, for linear_wide.cu: for each READY_GROUP rows, and each step, their tiles of 8 rows,
  * of which each has for each 8 of the 32 columns 8 rows' 16 bytes; one part. Rows beyond the batch
  * are read, but nothing depends on them. */
 struct ready {
-	unsigned char *parts;
+	unsigned char *data;
 	/* (rows, steps), wide: (inputs, steps, rows of one), sums over 32 columns of a row; NULL if no
 	 * weight type needs them */
 	float *sums;
 	/* (rows) exponents of two by which results are scaled */
 	int32_t *exponents;
-	uint32_t steps;
+	uint32_t steps, parts;
 	uint32_t rows; /* per input; inputs follow each other */
 	int wide;
 };
 
 /* What to prepare: x (rows, k). */
 struct make_ready {
-	struct ready to; /* to.parts NULL: nothing */
+	struct ready to; /* to.data NULL: nothing */
 	struct kern_tensor x;
-	uint32_t k, parts;
+	uint32_t k;
 };
 
-/* For an operation that writes y (R, dim): what its kernel must prepare because a later operation
- * multiplies y. Nothing if none does. */
-struct make_ready plan_ready_next(struct plan *p, const struct kern_tensor *y, uint32_t dim);
+/* For an operation that writes y (R, dim): what its kernel must prepare because later operations
+ * multiply y. Nothing if none does. */
+struct make_kinds {
+	struct make_ready of[READY_KINDS];
+};
+struct make_kinds plan_ready_next(struct plan *p, const struct kern_tensor *y, uint32_t dim);
 
 static __host__ __device__ inline uint32_t steps_of(uint32_t k)
 {
@@ -61,19 +68,6 @@ static __device__ inline float times_power(float v, int e)
 	int half = e / 2;
 	return v * kern_bits_to_f32((uint32_t)(127 + half) << 23) *
 	       kern_bits_to_f32((uint32_t)(127 + e - half) << 23);
-}
-
-/* The largest value of all threads. Uses the block's shared memory: 4 bytes per warp. */
-static __device__ inline uint32_t block_largest(uint32_t top, uint32_t threads)
-{
-	uint32_t *warp_top = (uint32_t *)shared_memory();
-	top = warp_largest(top);
-	if (threadIdx.x % WARP == 0)
-		warp_top[threadIdx.x / WARP] = top;
-	__syncthreads();
-	for (uint32_t i = 0; i < threads / WARP; i++)
-		top = warp_top[i] > top ? warp_top[i] : top;
-	return top;
 }
 
 /* The exponent of a row's largest magnitude, whose bits are `top`; 0 for rows of zeros and rows
@@ -107,7 +101,8 @@ static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t
 	return sum;
 }
 
-/* Prepares columns [first, first + k) of x's row r as row `to_row`, with a whole block. top: the
+/* Prepares columns [first, first + k) of x's row r as row `to_row`, with a whole block, of whose
+ * shared memory it uses 4 bytes for each warp. top: the
  * largest magnitude_bits of the columns that this thread has seen; together the threads have seen
  * all, and their earlier writes to the row are visible. Four threads process a step of the row,
  * like the four lanes of a warp that read it: columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and the same
@@ -116,10 +111,10 @@ static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, 
                                         size_t to_row, uint32_t top, uint32_t threads)
 {
 	uint32_t steps = m.to.steps;
-	int e = row_exponent(block_largest(top, threads));
+	int e = row_exponent(block_largest(top, (uint32_t *)shared_memory(), threads));
 	size_t in_group = to_row % READY_GROUP,
-		   step_bytes = m.to.wide ? READY_GROUP * STEP_BYTES : m.parts * 512;
-	unsigned char *to = m.to.parts;
+		   step_bytes = m.to.wide ? READY_GROUP * STEP_BYTES : m.to.parts * 512;
+	unsigned char *to = m.to.data;
 	to += m.to.wide ? to_row / READY_GROUP * steps * step_bytes + in_group / TILE_ROWS * 512 +
 	                      in_group % TILE_ROWS * 16
 	                : to_row / TILE_ROWS * steps * step_bytes + to_row % TILE_ROWS * 64;
@@ -133,7 +128,7 @@ static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, 
 			x[v] = c < m.k ? times_power(tensor_get(m.x, r, first + c), -e) : 0.0f;
 		}
 		if (step < steps)
-			sum = put_parts(to + step * step_bytes + (m.to.wide ? 4 : 16) * t, x, m.parts,
+			sum = put_parts(to + step * step_bytes + (m.to.wide ? 4 : 16) * t, x, m.to.parts,
 			                m.to.wide ? 128 : 4);
 		sum += __shfl_xor_sync(ALL_LANES, sum, 1);
 		sum += __shfl_xor_sync(ALL_LANES, sum, 2);
@@ -144,26 +139,24 @@ static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, 
 	}
 }
 
-/* --- in a launch of its own ---------------------------------------------- */
-
-struct ready_args {
-	const struct kern_batch *batch;
-	struct make_ready make;
-	uint32_t input_columns, rows_each;
-	int rows; /* enum kern_rows */
-};
-
-/* One block per row of an input. */
-static __device__ inline void make_row_ready(const struct ready_args &a, struct block_place at)
+/* All that a row is prepared for. */
+static __device__ inline void ready_rows_of(const struct make_kinds &m, uint32_t r, uint32_t top,
+                                            uint32_t threads)
 {
-	uint32_t r = at.x, first = at.y * a.input_columns, top = 0;
-	if (r >= batch_rows(a.batch, a.rows) * a.rows_each)
-		return;
-	for (uint32_t c = threadIdx.x; c < a.make.k; c += at.threads) {
-		uint32_t u = magnitude_bits(tensor_get(a.make.x, r, first + c));
-		top = u > top ? u : top;
+	for (int i = 0; i < READY_KINDS; i++) {
+		if (!m.of[i].to.data)
+			continue;
+		ready_row(m.of[i], r, 0, r, top, threads);
+		__syncthreads(); /* shared memory is used again */
 	}
-	ready_row(a.make, r, first, (size_t)at.y * a.make.to.rows + r, top, at.threads);
+}
+
+static __host__ __device__ inline bool makes_any(const struct make_kinds &m)
+{
+	bool any = false;
+	for (int i = 0; i < READY_KINDS; i++)
+		any |= m.of[i].to.data != NULL;
+	return any;
 }
 
 #endif

@@ -1,5 +1,8 @@
 /* record.h - loads a record of a weight (weight.h) from memory into tensor-core registers.
  *
+ * Kernels are made for classes of types, whose records have the same codes. A block has weights of
+ * one type, which decides what is added to them.
+ *
  * Loading and unpacking are separate, so that the next records are loaded during computation with
  * the current one. Codes minus code_zero become integers, two per register, without conversion
  * through float32: a byte c below 128 after the byte 0x43 is the bfloat16 128 + c. */
@@ -8,83 +11,70 @@
 
 #include "kernels/cuda/weight.h"
 
-struct alignas(16) words4 {
-	uint32_t w[4];
-};
-struct alignas(8) words2 {
-	uint32_t w[2];
-};
+/* The classes: of bfloat16; of larger floating-point types, which are the sum of several bfloat16
+ * numbers; of bytes; of nibbles, with or without a fifth bit; of six bits, with a scale for each 16
+ * values. */
+enum codes { CODES_BF16, CODES_FLOAT, CODES_BYTES, CODES_NIBBLES, CODES_Q6_K, CODES };
 
-/* A lane's part of 32 values of a panel, for its rows lane / 4 and lane / 4 + 8. The compiler
- * removes fields that a type does not use. */
+static __host__ __device__ constexpr enum codes codes_of(int type)
+{
+	switch (type) {
+	case KERN_BF16:
+	case WEIGHT_BF16_ROWS: return CODES_BF16;
+	case KERN_F32:
+	case KERN_F16: return CODES_FLOAT;
+	case KERN_Q8_0:
+	case KERN_E4M3: return CODES_BYTES;
+	case KERN_Q6_K: return CODES_Q6_K;
+	default: return CODES_NIBBLES;
+	}
+}
+
+/* A lane's part of a record, and of what its block shares, for its rows lane / 4 and lane / 4 + 8.
+ * The compiler removes fields that a class does not use. */
 struct weight_record {
-	uint32_t code[8];             /* bf16: the registers of both tiles; else bytes or nibbles */
-	uint32_t high;                /* bits of the codes */
-	uint16_t scale[2], offset[2]; /* q6_k: the scales of tile 0, of tile 1 */
-	uint16_t block_scale[2], block_offset[2];
+	/* bf16: the registers of both tiles; f16, f32: of one; else bytes or nibbles */
+	uint32_t code[8];
+	uint32_t high; /* bits of the codes */
+	/* of the record, of the block: a scale, then what lies beside it in memory: an offset, or
+	 * q6_k's scale of tile 1 */
+	uint32_t scale[2], block[2];
 	float wide_scale[2]; /* f8_e4m3 */
 };
 
-template <int TYPE> constexpr bool is_bf16 = TYPE == KERN_BF16 || TYPE == WEIGHT_BF16_ROWS;
-template <int TYPE>
-constexpr bool is_k_type = TYPE == KERN_Q4_K || TYPE == KERN_Q5_K || TYPE == KERN_Q6_K;
-template <int TYPE>
-constexpr bool has_offset = TYPE == KERN_Q4_1 || TYPE == KERN_Q5_1 || TYPE == KERN_Q4_K ||
-                            TYPE == KERN_Q5_K;
-/* Subtracted from a code. Types with offsets have no zero point in the file; using the middle of
- * the codes keeps offsets and products small, and their sums exact. */
-template <int TYPE>
-constexpr uint32_t code_zero = !has_offset<TYPE> ? (uint32_t)weight_zero(TYPE)
-                               : TYPE == KERN_Q5_1 || TYPE == KERN_Q5_K ? 16
-                                                                        : 8;
-template <int TYPE>
-constexpr bool has_fifth_bits = TYPE == KERN_Q5_0 || TYPE == KERN_Q5_1 || TYPE == KERN_Q5_K;
+/* Values of a record of a class; bf16: two records. */
+template <int CODES>
+constexpr uint32_t record_values = CODES == CODES_FLOAT ? (uint32_t)TILE_VALUES
+                                                        : (uint32_t)STEP_VALUES;
+
+static __device__ __forceinline__ bool is_k_type(int type)
+{
+	return type == KERN_Q4_K || type == KERN_Q5_K;
+}
+
+/* Whether a nibble's type has offsets. */
+static __device__ __forceinline__ bool has_offset(int type)
+{
+	return type == KERN_Q4_1 || type == KERN_Q5_1 || is_k_type(type);
+}
+
+static __device__ __forceinline__ bool has_fifth_bits(int type)
+{
+	return type == KERN_Q5_0 || type == KERN_Q5_1 || type == KERN_Q5_K;
+}
+
+/* Subtracted from a nibble or five bits. Types with offsets have no zero point in the file; using
+ * the middle of the codes keeps offsets and products small, and their sums exact. */
+static __device__ __forceinline__ uint32_t code_zero(int type)
+{
+	return has_fifth_bits(type) ? 16 : 8;
+}
 
 static __device__ __forceinline__ void load_words4(uint32_t to[4], const unsigned char *at)
 {
-	struct words4 v = *(const struct words4 *)at;
+	struct words<4> v = *(const struct words<4> *)at;
 	for (int i = 0; i < 4; i++)
 		to[i] = v.w[i];
-}
-
-template <int TYPE>
-static __device__ __forceinline__ void load_codes(struct weight_record &r,
-                                                  const unsigned char *record, uint32_t lane)
-{
-	if constexpr (TYPE == KERN_Q8_0 || TYPE == KERN_E4M3) {
-		load_words4(r.code, record + 16 * lane);
-	} else {
-		struct words2 v = *(const struct words2 *)(record + 8 * lane);
-		r.code[0] = v.w[0];
-		r.code[1] = v.w[1];
-	}
-	if constexpr (has_fifth_bits<TYPE>)
-		r.high = *(const uint16_t *)(record + 256 + 2 * lane);
-	if constexpr (TYPE == KERN_Q6_K)
-		r.high = *(const uint32_t *)(record + 256 + 4 * lane);
-}
-
-template <int TYPE>
-static __device__ __forceinline__ void load_scales(struct weight_record &r,
-                                                   const unsigned char *scales,
-                                                   const unsigned char *shared, uint32_t lane)
-{
-	constexpr bool bytes = is_k_type<TYPE> || TYPE == KERN_MXFP4;
-	for (uint32_t i = 0; i < 2; i++) {
-		uint32_t row = lane / 4 + 8 * i;
-		if constexpr (TYPE == KERN_E4M3) {
-			r.wide_scale[i] = ((const float *)shared)[row];
-			continue;
-		}
-		r.scale[i] = bytes ? scales[row] : ((const uint16_t *)scales)[row];
-		if constexpr (is_k_type<TYPE>) {
-			r.offset[i] = scales[16 + row];
-			r.block_scale[i] = ((const uint16_t *)shared)[row];
-		} else if constexpr (has_offset<TYPE>)
-			r.offset[i] = ((const uint16_t *)scales)[16 + row];
-		if constexpr (is_k_type<TYPE> && has_offset<TYPE>)
-			r.block_offset[i] = ((const uint16_t *)shared)[16 + row];
-	}
 }
 
 /* Where a lane reads a panel: the records; for plain rows the lane's first row, and the distance to
@@ -94,19 +84,17 @@ struct panel {
 	size_t second;
 };
 
-template <int TYPE>
 static __device__ __forceinline__ struct panel panel_of(const struct weight_view &w,
                                                         const unsigned char *data, uint32_t index,
                                                         uint32_t lane)
 {
-	if constexpr (TYPE == WEIGHT_BF16_ROWS) {
+	if (w.type == WEIGHT_BF16_ROWS) {
 		uint32_t row = index * PANEL_ROWS + lane / 4;
 		/* the last panel may have 8 rows: then the first rows are read twice, and the second result
 		 * is discarded */
 		return panel{data + row * w.ld * 2 + lane % 4 * 4, row + 8 < w.n ? 8 * w.ld * 2 : 0};
-	} else {
-		return panel{data + index * w.ld, 0};
 	}
+	return panel{data + index * w.ld, 0};
 }
 
 /* 32 values of two plain rows: a lane has word lane % 4 of each 8 values. */
@@ -121,27 +109,123 @@ static __device__ __forceinline__ void load_plain(struct weight_record &r, const
 	}
 }
 
-/* Loads step `step` of a panel. k: columns of a row; a bf16 row may end in the middle of a step. */
-template <int TYPE>
-static __device__ __forceinline__ void load_record(struct weight_record &r, const struct panel &p,
-                                                   uint32_t step, uint32_t k, uint32_t lane)
+/* Two records, of which a row may have only the first. */
+static __device__ __forceinline__ void load_bf16(struct weight_record &r, const struct panel &p,
+                                                 uint32_t step, uint32_t k, uint32_t lane)
 {
-	constexpr struct weight_layout l = weight_layout_of(TYPE);
-	if constexpr (TYPE == WEIGHT_BF16_ROWS) {
-		load_plain(r, p, step, k);
-	} else if constexpr (TYPE == KERN_BF16) {
-		const unsigned char *at = p.at + (size_t)step * 2 * l.record_bytes + 16 * lane;
-		load_words4(r.code, at);
-		for (int i = 4; i < 8; i++)
-			r.code[i] = 0;
-		if ((2 * step + 1) * TILE_VALUES < k)
-			load_words4(r.code + 4, at + l.record_bytes);
+	constexpr uint32_t bytes = weight_layout_of(KERN_BF16).record_bytes;
+	const unsigned char *at = p.at + (size_t)step * 2 * bytes + 16 * lane;
+	load_words4(r.code, at);
+	for (int i = 4; i < 8; i++)
+		r.code[i] = 0;
+	if ((2 * step + 1) * TILE_VALUES < k)
+		load_words4(r.code + 4, at + bytes);
+}
+
+static __device__ __forceinline__ void load_float(struct weight_record &r, const struct panel &p,
+                                                  int type, uint32_t index, uint32_t lane)
+{
+	uint32_t lane_bytes = type == KERN_F32 ? 32 : 16;
+	const unsigned char *at = p.at + (size_t)index * WARP * lane_bytes + lane_bytes * lane;
+	load_words4(r.code, at);
+	if (type == KERN_F32)
+		load_words4(r.code + 4, at + 16);
+}
+
+static __device__ __forceinline__ void load_bytes(struct weight_record &r, const struct panel &p,
+                                                  int type, uint32_t index, uint32_t lane)
+{
+	constexpr struct weight_layout q8 = weight_layout_of(KERN_Q8_0),
+								   f8 = weight_layout_of(KERN_E4M3);
+	if (type == KERN_Q8_0) {
+		const unsigned char *record = p.at + (size_t)index * q8.block_bytes;
+		load_words4(r.code, record + 16 * lane);
+		for (uint32_t i = 0; i < 2; i++)
+			r.scale[i] = ((const uint16_t *)(record + q8.scale_at))[lane / 4 + 8 * i];
 	} else {
-		const unsigned char *block = p.at + (size_t)(step / l.records) * l.block_bytes,
-							*record = block + step % l.records * l.record_bytes;
-		load_codes<TYPE>(r, record, lane);
-		load_scales<TYPE>(r, record + l.scale_at, block + l.records * l.record_bytes, lane);
+		const unsigned char *block = p.at + (size_t)(index / f8.records) * f8.block_bytes;
+		load_words4(r.code, block + index % f8.records * f8.record_bytes + 16 * lane);
+		for (uint32_t i = 0; i < 2; i++)
+			r.wide_scale[i] = ((const float *)(block +
+			                                   f8.records * f8.record_bytes))[lane / 4 + 8 * i];
 	}
+}
+
+/* The codes of a lane's nibbles in a record, its high bits behind all nibbles. */
+static __device__ __forceinline__ void load_nibbles(struct weight_record &r,
+                                                    const unsigned char *record, uint32_t lane)
+{
+	struct words<2> v = *(const struct words<2> *)(record + 8 * lane);
+	r.code[0] = v.w[0];
+	r.code[1] = v.w[1];
+}
+
+/* A type's nibbles, fifth bits and scales; of the k types also what 8 records share. */
+static __device__ __forceinline__ void load_small(struct weight_record &r, const struct panel &p,
+                                                  int type, uint32_t index, uint32_t lane)
+{
+	struct weight_layout l = weight_layout_of(type);
+	const unsigned char *block = p.at, *record;
+	if (is_k_type(type)) {
+		block += (size_t)(index / 8) * l.block_bytes;
+		record = block + index % 8 * l.record_bytes;
+	} else
+		record = block + (size_t)index * l.record_bytes;
+	const unsigned char *scales = record + l.scale_at;
+	load_nibbles(r, record, lane);
+	if (has_fifth_bits(type))
+		r.high = *(const uint16_t *)(record + 256 + 2 * lane);
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++) {
+		uint32_t row = lane / 4 + 8 * i;
+		if (is_k_type(type)) {
+			const uint32_t *shared = (const uint32_t *)(block + 8 * l.record_bytes);
+			r.scale[i] = ((const uint16_t *)scales)[row];
+			r.block[i] = shared[row];
+		} else if (type == KERN_MXFP4) {
+			r.scale[i] = scales[row];
+		} else if (has_offset(type)) {
+			r.scale[i] = ((const uint32_t *)scales)[row];
+		} else {
+			r.scale[i] = ((const uint16_t *)scales)[row];
+		}
+	}
+}
+
+static __device__ __forceinline__ void load_q6(struct weight_record &r, const struct panel &p,
+                                               uint32_t index, uint32_t lane)
+{
+	constexpr struct weight_layout l = weight_layout_of(KERN_Q6_K);
+	const unsigned char *block = p.at + (size_t)(index / l.records) * l.block_bytes,
+						*record = block + index % l.records * l.record_bytes;
+	load_nibbles(r, record, lane);
+	r.high = *(const uint32_t *)(record + l.high_at + 4 * lane);
+	for (uint32_t i = 0; i < 2; i++) {
+		uint32_t row = lane / 4 + 8 * i;
+		r.scale[i] = ((const uint16_t *)(record + l.scale_at))[row];
+		r.block[i] = ((const uint16_t *)(block + l.records * l.record_bytes))[row];
+	}
+}
+
+/* Loads record `index` of a panel. k: columns of a row; a row may end in the middle of a step. */
+template <int CODES>
+static __device__ __forceinline__ void load_record(struct weight_record &r, const struct panel &p,
+                                                   int type, uint32_t index, uint32_t k,
+                                                   uint32_t lane)
+{
+	if constexpr (CODES == CODES_BF16) {
+		if (type == WEIGHT_BF16_ROWS)
+			load_plain(r, p, index, k);
+		else
+			load_bf16(r, p, index, k, lane);
+	} else if constexpr (CODES == CODES_FLOAT)
+		load_float(r, p, type, index, lane);
+	else if constexpr (CODES == CODES_BYTES)
+		load_bytes(r, p, type, index, lane);
+	else if constexpr (CODES == CODES_Q6_K)
+		load_q6(r, p, index, lane);
+	else
+		load_small(r, p, type, index, lane);
 }
 
 /* --- codes --------------------------------------------------------------- */
@@ -179,65 +263,108 @@ static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t bytes, int w)
 	                  BOTH_HALVES(0x7b80u), 0);
 }
 
-/* The bits above the nibbles in register i (values 2 i, 2 i + 1) of tile j, at bit 4 of each
- * half. */
-template <int TYPE>
-static __device__ __forceinline__ uint32_t high_bits(uint32_t high, int j, int i)
+/* The fifth bits of register i (values 2 i, 2 i + 1) of tile j, at bit 4 of each half. */
+static __device__ __forceinline__ uint32_t fifth_bits(uint32_t high, int j, int i)
 {
-	if constexpr (has_fifth_bits<TYPE>) {
-		/* bits of the even values in the low half, of the odd ones in the high half */
-		uint32_t both = (high & 0x5555) | (high & 0xaaaa) << 15;
-		return (both >> (8 * j + 2 * i) & BOTH_HALVES(1u)) << 4;
-	}
-	if constexpr (TYPE == KERN_Q6_K) {
-		uint32_t tile = high >> 16 * j, both = (tile & 0x3333) | (tile >> 2 & 0x3333) << 16;
-		return (both >> 4 * i & BOTH_HALVES(3u)) << 4;
-	}
-	return 0;
+	/* bits of the even values in the low half, of the odd ones in the high half */
+	uint32_t both = (high & 0x5555) | (high & 0xaaaa) << 15;
+	return (both >> (8 * j + 2 * i) & BOTH_HALVES(1u)) << 4;
+}
+
+/* The same for the two bits of q6_k, at bits 4 and 5. */
+static __device__ __forceinline__ uint32_t high_pairs(uint32_t high, int j, int i)
+{
+	uint32_t tile = high >> 16 * j, both = (tile & 0x3333) | (tile >> 2 & 0x3333) << 16;
+	return (both >> 4 * i & BOTH_HALVES(3u)) << 4;
 }
 
 /* Sets a[j] to the A operand of tile j. */
-template <int TYPE>
-static __device__ __forceinline__ void unpack_codes(const struct weight_record &r, uint32_t a[2][4])
+template <int CODES>
+static __device__ __forceinline__ void unpack_codes(const struct weight_record &r, int type,
+                                                    uint32_t a[2][4])
 {
+	UNROLL
 	for (int j = 0; j < 2; j++)
-		for (int i = 0; i < 4; i++) {
-			uint32_t nibbles = r.code[i / 2] >> 4 * j & 0x0f0f0f0f;
-			if constexpr (is_bf16<TYPE>)
-				a[j][i] = r.code[4 * j + i];
-			else if constexpr (TYPE == KERN_Q8_0)
-				a[j][i] = q8_pair(r.code[2 * j + i / 2], i % 2);
-			else if constexpr (TYPE == KERN_E4M3)
-				a[j][i] = e4m3_pair(r.code[2 * j + i / 2], i % 2);
-			else if constexpr (TYPE == KERN_MXFP4)
-				a[j][i] = mxfp4_pair(spread(nibbles, 0, i % 2));
-			else
-				a[j][i] = fma_bf16x2(spread(nibbles, 0x43, i % 2) | high_bits<TYPE>(r.high, j, i),
-				                     BOTH_HALVES(0x3f80u), BOTH_HALVES(0xc300u | code_zero<TYPE>));
+		UNROLL
+	for (int i = 0; i < 4; i++) {
+		uint32_t nibbles = r.code[i / 2] >> 4 * j & 0x0f0f0f0f;
+		if constexpr (CODES == CODES_BF16)
+			a[j][i] = r.code[4 * j + i];
+		else if constexpr (CODES == CODES_BYTES)
+			a[j][i] = type == KERN_Q8_0 ? q8_pair(r.code[2 * j + i / 2], i % 2)
+			                            : e4m3_pair(r.code[2 * j + i / 2], i % 2);
+		else if constexpr (CODES == CODES_Q6_K)
+			a[j][i] = fma_bf16x2(spread(nibbles, 0x43, i % 2) | high_pairs(r.high, j, i),
+			                     BOTH_HALVES(0x3f80u), BOTH_HALVES(0xc320u));
+		else if (type == KERN_MXFP4)
+			a[j][i] = mxfp4_pair(spread(nibbles, 0, i % 2));
+		else {
+			uint32_t bits = spread(nibbles, 0x43, i % 2);
+			if (has_fifth_bits(type))
+				bits |= fifth_bits(r.high, j, i);
+			a[j][i] = fma_bf16x2(bits, BOTH_HALVES(0x3f80u),
+			                     BOTH_HALVES(0xc300u | code_zero(type)));
 		}
+	}
+}
+
+/* f16 is the sum of two bfloat16 numbers, f32 of three, each the leading 8 bits of what the ones
+ * before it leave. */
+static __device__ __forceinline__ int float_parts(int type)
+{
+	return type == KERN_F32 ? 3 : 2;
+}
+
+/* Sets a to the A operand of a tile: part `part` of its values, 0 the largest. */
+static __device__ __forceinline__ void unpack_part(const struct weight_record &r, int type,
+                                                   int part, uint32_t a[4])
+{
+	UNROLL
+	for (int i = 0; i < 4; i++) {
+		float low, high;
+		if (type == KERN_F32) {
+			low = kern_bits_to_f32(r.code[2 * i]);
+			high = kern_bits_to_f32(r.code[2 * i + 1]);
+		} else {
+			low = f16_value((uint16_t)r.code[i]);
+			high = f16_value((uint16_t)(r.code[i] >> 16));
+		}
+		a[i] = take_part(&low, &high);
+		if (part > 0)
+			a[i] = take_part(&low, &high);
+		if (part > 1)
+			a[i] = take_part(&low, &high);
+	}
 }
 
 /* The scale of row lane / 4 + 8 i, tile j. */
-template <int TYPE>
-static __device__ __forceinline__ float record_scale(const struct weight_record &r, int i, int j)
+template <int CODES>
+static __device__ __forceinline__ float record_scale(const struct weight_record &r, int type, int i,
+                                                     int j)
 {
-	if constexpr (TYPE == KERN_E4M3)
-		return r.wide_scale[i];
-	if constexpr (TYPE == KERN_MXFP4)
+	if constexpr (CODES == CODES_BYTES)
+		return type == KERN_E4M3 ? r.wide_scale[i] : f16_value((uint16_t)r.scale[i]);
+	if constexpr (CODES == CODES_Q6_K)
+		return f16_value((uint16_t)r.block[i]) * (float)(int8_t)(r.scale[i] >> 8 * j);
+	if (type == KERN_MXFP4)
 		return kern_bf16_to_f32(kern_mxfp4_scale((unsigned char)r.scale[i]));
-	if constexpr (TYPE == KERN_Q6_K)
-		return f16_value(r.block_scale[i]) * (float)(int8_t)(j ? r.offset[i] : r.scale[i]);
-	if constexpr (is_k_type<TYPE>)
-		return f16_value(r.block_scale[i]) * (float)r.scale[i];
-	return f16_value(r.scale[i]);
+	if (is_k_type(type))
+		return f16_value((uint16_t)r.block[i]) * (float)(r.scale[i] & 255);
+	return f16_value((uint16_t)r.scale[i]);
 }
 
-template <int TYPE>
-static __device__ __forceinline__ float record_offset(const struct weight_record &r, int i)
+/* As the file has it, for codes that begin with 0. */
+static __device__ __forceinline__ float file_offset(const struct weight_record &r, int type, int i)
 {
-	float offset = is_k_type<TYPE> ? -(f16_value(r.block_offset[i]) * (float)r.offset[i])
-	                               : f16_value(r.offset[i]);
-	return fmaf((float)code_zero<TYPE>, record_scale<TYPE>(r, i, 0), offset);
+	return is_k_type(type) ? -(f16_value((uint16_t)(r.block[i] >> 16)) * (float)(r.scale[i] >> 8))
+	                       : f16_value((uint16_t)(r.scale[i] >> 16));
+}
+
+static __device__ __forceinline__ float record_offset(const struct weight_record &r, int type,
+                                                      int i)
+{
+	return fmaf((float)code_zero(type), record_scale<CODES_NIBBLES>(r, type, i, 0),
+	            file_offset(r, type, i));
 }
 
 #endif

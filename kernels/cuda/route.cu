@@ -56,11 +56,7 @@ static __device__ uint32_t take_largest(uint32_t *order, uint32_t n, uint32_t la
 		uint64_t key = (uint64_t)order[i] << 32 | ~i;
 		best = key > best ? key : best;
 	}
-	for (uint32_t by = WARP / 2; by; by /= 2) {
-		uint64_t other = __shfl_xor_sync(ALL_LANES, best, by);
-		best = other > best ? other : best;
-	}
-	uint32_t number = ~(uint32_t)best;
+	uint32_t number = ~(uint32_t)warp_largest(best);
 	if (lane == 0)
 		order[number] = 0;
 	__syncwarp();
@@ -164,9 +160,6 @@ void plan_route(struct plan *p)
 	const struct kern_router &r = op->route.router;
 	kern_ptr ids = op->route.ids, weights = op->route.weights;
 	p->groups = NULL; /* the rows' experts change */
-	if (plan_tensor(p, &op->route.logits, r.experts) || plan_address(p, ids) ||
-	    plan_address(p, weights) || (r.bias.v && plan_address(p, r.bias)))
-		return;
 	struct route_args a = {p->batch,          op->route.logits,   r,
 	                       (uint32_t *)ids.v, (float *)weights.v, op->rows};
 	uint32_t blocks = (plan_rows(p) + ROUTE_WARPS - 1) / ROUTE_WARPS;

@@ -34,7 +34,7 @@ struct shared {
 	struct pick_shared pick;
 	/* of the latest scan: the largest key of each warp's ids; 0: no ids */
 	uint64_t warp_best[WARPS_MAX];
-	uint64_t best, bound;
+	uint64_t bound;
 	uint64_t top[KERN_TOP_MAX];
 	uint32_t lowest;
 	uint32_t added[ADDED_MAX], was_seen[ADDED_MAX];
@@ -49,15 +49,6 @@ struct sample_block {
 
 /* --- log-probabilities --------------------------------------------------- */
 
-static __device__ uint64_t warp_max_key(uint64_t key)
-{
-	for (uint32_t by = WARP / 2; by; by /= 2) {
-		uint64_t other = __shfl_xor_sync(ALL_LANES, key, by);
-		key = other > key ? other : key;
-	}
-	return key;
-}
-
 /* Returns the largest key of a row of logits to all threads; *ret_finite: no logit is NaN or plus
  * infinity. */
 static __device__ uint64_t scan(const struct sample_block &b, const float *logits, bool *ret_finite)
@@ -70,14 +61,9 @@ static __device__ uint64_t scan(const struct sample_block &b, const float *logit
 		finite &= l < INFINITY;
 		best = key > best ? key : best;
 	}
-	best = warp_max_key(best);
-	if (threadIdx.x % WARP == 0)
-		b.s->warp_best[threadIdx.x / WARP] = best;
+	best = block_largest(best, b.s->warp_best, blockDim.x);
 	*ret_finite = !__syncthreads_or(!finite);
-	if (threadIdx.x < WARP)
-		b.s->best = warp_max_key(threadIdx.x < blockDim.x / WARP ? b.s->warp_best[threadIdx.x] : 0);
-	__syncthreads();
-	return b.s->best;
+	return best;
 }
 
 /* A draw's candidates are the ids of at least the first of these weights that suffices for its
@@ -493,21 +479,14 @@ KERNEL(sample_rows, THREADS_MAX, struct sample_args)
 			sample_row(b, r, draws[r]);
 }
 
-static uint32_t least(uint32_t a, uint32_t b)
-{
-	return a < b ? a : b;
-}
-
 void plan_sample(struct plan *p)
 {
 	const struct kern_op *op = p->op;
 	const struct kern_tensor *logits = &op->sample.logits;
-	uint32_t vocab = p->limits->vocab, blocks = least(plan_rows(p), BLOCKS_MAX);
-	if (logits->type != KERN_F32)
-		plan_fail(p, KERN_ENOTSUP, "logits of type %s: must be f32", kern_dtype_name(logits->type));
-	if (plan_tensor(p, logits, vocab) || plan_address(p, op->sample.results) || p->dev->group.rank)
+	uint32_t vocab = p->limits->vocab, blocks = plan_least(plan_rows(p), BLOCKS_MAX);
+	if (p->dev->group.rank)
 		return;
-	uint32_t warps = least((vocab + WARP - 1) / WARP, WARPS_MAX), threads = warps * WARP;
+	uint32_t warps = plan_least((vocab + WARP - 1) / WARP, WARPS_MAX), threads = warps * WARP;
 	threads = threads < (uint32_t)THREADS_MIN ? (uint32_t)THREADS_MIN : threads;
 	size_t ids = (size_t)blocks * vocab;
 	uint64_t *lists = (uint64_t *)plan_room(p, ROOM_OTHER, ids * (sizeof *lists + sizeof(float)));

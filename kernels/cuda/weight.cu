@@ -29,7 +29,7 @@ struct pack_args {
 };
 
 /* Code of value `column` of a row in the file's format, as returned by weight_code before
- * subtracting the zero. The formats are GGML's, see kernels.h. */
+ * subtracting the zero. The formats are GGML's, see tensor.h. */
 static __device__ int file_code(int type, const unsigned char *row, uint32_t column)
 {
 	uint32_t b = column / 32, i = column % 32, q;
@@ -126,22 +126,23 @@ static __device__ void pack_scales(const struct pack_args &a, unsigned char *rec
 		break;
 	case KERN_Q4_1:
 	case KERN_Q5_1:
-		((uint16_t *)s)[row] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24)) : 0;
-		((uint16_t *)s)[16 + row] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24) + 2)
-		                                 : 0;
+		((uint16_t *)s)[2 * row] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24)) : 0;
+		((uint16_t *)s)[2 * row + 1] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24) +
+		                                                2)
+		                                    : 0;
 		break;
 	case KERN_Q4_K:
 	case KERN_Q5_K:
 		if (big)
 			kern_k_scales(big + 4, group, &scale, &offset);
-		s[row] = (unsigned char)scale;
-		s[16 + row] = (unsigned char)offset;
-		((uint16_t *)shared)[row] = big ? file_half(big) : 0;
-		((uint16_t *)shared)[16 + row] = big ? file_half(big + 2) : 0;
+		s[2 * row] = (unsigned char)scale;
+		s[2 * row + 1] = (unsigned char)offset;
+		((uint16_t *)shared)[2 * row] = big ? file_half(big) : 0;
+		((uint16_t *)shared)[2 * row + 1] = big ? file_half(big + 2) : 0;
 		break;
 	default:
-		s[row] = big ? big[192 + 2 * group] : 0;
-		s[16 + row] = big ? big[193 + 2 * group] : 0;
+		s[2 * row] = big ? big[192 + 2 * group] : 0;
+		s[2 * row + 1] = big ? big[193 + 2 * group] : 0;
 		((uint16_t *)shared)[row] = big ? file_half(big + 208) : 0;
 	}
 }
@@ -154,14 +155,17 @@ KERNEL(pack_records, PACK_THREADS, struct pack_args)
 	unsigned char *block = a.to + blockIdx.y * a.ld +
 	                       (size_t)(blockIdx.x / l.records) * l.block_bytes;
 	unsigned char *record = block + blockIdx.x % l.records * l.record_bytes;
-	if (a.type == KERN_BF16) {
-		for (uint32_t e = 0; e < 8; e++) {
-			uint32_t row = first_row + lane / 4 + 8 * (e / 2 % 2),
+	if (a.type == KERN_F32 || a.type == KERN_F16 || a.type == KERN_BF16) {
+		uint32_t halves = a.type == KERN_F32 ? 2 : 1; /* of a value */
+		for (uint32_t i = 0; i < 8 * halves; i++) {
+			uint32_t e = i / halves, row = first_row + lane / 4 + 8 * (e / 2 % 2),
 					 column = first + lane % 4 * 2 + e % 2 + 8 * (e / 4);
-			((uint16_t *)record)[8 * lane + e] = row < a.n && column < a.k
-			                                         ? file_half(a.from + row * a.row_bytes +
-			                                                     2 * (size_t)column)
-			                                         : 0;
+			((uint16_t *)record)[8 * halves * lane + i] = row < a.n && column < a.k
+			                                                  ? file_half(
+																	a.from + row * a.row_bytes +
+																	2 * ((size_t)column * halves +
+			                                                             i % halves))
+			                                                  : 0;
 		}
 		return;
 	}
@@ -222,14 +226,13 @@ static int staging_room(struct kern_device *dev, size_t bytes)
 	return rc;
 }
 
-/* Starts loading rows [from, from + rows); `data` is the first of them. */
-static int load_rows(struct kern_device *dev, const struct kern_weight *weight,
+/* Starts loading rows [from, from + rows) of a matrix; `data` is the first of them, in rows of
+ * `dense` bytes. */
+static int load_rows(struct kern_device *dev, const struct weight_view *w, size_t dense,
                      const unsigned char *data, size_t row_bytes, uint32_t from, uint32_t rows)
 {
 	struct staging *s = dev->staging;
-	struct weight_view v = weight_view_of(weight), *w = &v;
 	unsigned i = s->next++ % STAGES;
-	size_t dense = kern_dtype_bytes(weight->dtype, w->k);
 	int rc = cuda_check(dev, cudaEventSynchronize(s->stage[i].free), "loading weights");
 	if (rc)
 		return rc;
@@ -238,11 +241,9 @@ static int load_rows(struct kern_device *dev, const struct kern_weight *weight,
 	struct weight_layout l = weight_layout_of(w->type);
 	unsigned char *to = (unsigned char *)(uintptr_t)w->data;
 	if (!l.panels) {
-		size_t element = w->type == KERN_F32 ? 4 : 2;
 		rc = cuda_check(dev,
-		                cudaMemcpy2DAsync(to + from * w->ld * element, w->ld * element,
-		                                  s->stage[i].host, dense, dense, rows, cudaMemcpyDefault,
-		                                  dev->loading),
+		                cudaMemcpy2DAsync(to + from * w->ld * 2, w->ld * 2, s->stage[i].host, dense,
+		                                  dense, rows, cudaMemcpyDefault, dev->loading),
 		                "loading weights");
 	} else {
 		struct pack_args a = {
@@ -265,54 +266,34 @@ static int load_rows(struct kern_device *dev, const struct kern_weight *weight,
 	          : cuda_check(dev, cudaEventRecord(s->stage[i].free, dev->loading), "loading weights");
 }
 
-static int weight_load(struct kern_device *dev, const struct kern_weight *w,
-                       const unsigned char *data, size_t row_bytes)
+int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t count, uint32_t n,
+                    uint32_t k, struct kern_weight **ret_w)
 {
-	size_t dense = kern_dtype_bytes(w->dtype, w->k);
-	int rc = staging_room(dev, PANEL_ROWS * dense);
-	if (rc)
-		return rc;
-	size_t fit = dev->staging->bytes / dense / PANEL_ROWS * PANEL_ROWS;
-	for (uint32_t from = 0; from < w->n && !rc;) {
-		uint32_t rows = w->n - from < fit ? w->n - from : (uint32_t)fit;
-		rows = rows > 1 << 19 ? 1 << 19 : rows; /* limit of a grid's second dimension */
-		rc = load_rows(dev, w, data + from * row_bytes, row_bytes, from, rows);
-		from += rows;
-	}
-	return rc ? rc : cuda_check(dev, cudaStreamSynchronize(dev->loading), "loading weights");
-}
-
-/* Returns when the weight is loaded, because programs that use it may run on any stream. */
-int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
-                    const void *data, size_t row_bytes, struct kern_weight **ret_w)
-{
-	int rc = kern_weight_check(dtype, n, k, row_bytes, dev->error, sizeof dev->error);
+	enum { ALIGN = 256 };
+	int rc = kern_weight_check(dtype, count, n, k, dev->error, sizeof dev->error);
 	if (!rc && (k > CUDA_MAX_DIM || n > CUDA_MAX_ROWS))
 		rc = cuda_fail(dev, KERN_EINVAL, "weight of %u rows of %u values, limits are %d and %d", n,
 		               k, CUDA_MAX_ROWS, CUDA_MAX_DIM);
-	if (!rc && !data)
-		rc = cuda_fail(dev, KERN_EINVAL, "weight of %u rows of %u values without data", n, k);
 	if (!rc)
-		rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+		rc = cuda_choose(dev);
 	if (rc)
 		return rc;
 	struct kern_weight *w = (struct kern_weight *)calloc(1, sizeof *w);
 	if (!w)
 		return cuda_fail(dev, KERN_ENOMEM, "out of memory for a weight");
 	w->dtype = dtype;
+	w->count = count;
 	w->n = n;
 	w->k = k;
 	w->plain = dev->fast && dtype == KERN_BF16 && n % ROWS_UNIT == 0 && k % ROWS_UNIT == 0;
 	struct weight_view v = weight_view_of(w);
-	w->bytes = weight_layout_of(v.type).panels ? (n + PANEL_ROWS - 1) / PANEL_ROWS * v.ld
-	                                           : n * v.ld * (dtype == KERN_F32 ? 4 : 2);
-	rc = cuda_check(dev, cudaMalloc((void **)&w->data, w->bytes), "allocating a weight");
+	w->stride = weight_layout_of(v.type).panels ? (n + PANEL_ROWS - 1) / PANEL_ROWS * v.ld
+	                                            : n * v.ld * 2;
+	w->stride = (w->stride + ALIGN - 1) / ALIGN * ALIGN;
+	rc = cuda_check(dev, cudaMalloc((void **)&w->data, count * w->stride), "allocating a weight");
 	if (!rc)
-		rc = cuda_check(dev, cudaMemsetAsync(w->data, 0, w->bytes, dev->loading),
+		rc = cuda_check(dev, cudaMemsetAsync(w->data, 0, count * w->stride, dev->loading),
 		                "clearing a weight");
-	if (!rc)
-		rc = weight_load(dev, w, (const unsigned char *)data,
-		                 row_bytes ? row_bytes : kern_dtype_bytes(dtype, k));
 	if (rc)
 		cuda_weight_destroy(dev, &w);
 	else
@@ -320,10 +301,36 @@ int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, 
 	return rc;
 }
 
+/* Returns when the matrix is loaded, because programs that use it may run on any stream. */
+int cuda_weight_load(struct kern_device *dev, struct kern_weight *weight, uint32_t i,
+                     const void *data, size_t row_bytes)
+{
+	size_t dense = kern_dtype_bytes(weight->dtype, weight->k);
+	int rc = kern_load_check(weight->dtype, weight->count, weight->k, i, data, row_bytes,
+	                         dev->error, sizeof dev->error);
+	if (!rc)
+		rc = cuda_choose(dev);
+	if (!rc)
+		rc = staging_room(dev, PANEL_ROWS * dense);
+	if (rc)
+		return rc;
+	struct weight_view w = weight_view_of(weight);
+	w.data += i * weight->stride;
+	size_t apart = row_bytes ? row_bytes : dense,
+		   fit = dev->staging->bytes / dense / PANEL_ROWS * PANEL_ROWS;
+	for (uint32_t from = 0; from < w.n && !rc;) {
+		uint32_t rows = w.n - from < fit ? w.n - from : (uint32_t)fit;
+		rows = rows > 1 << 19 ? 1 << 19 : rows; /* limit of a grid's second dimension */
+		rc = load_rows(dev, &w, dense, (const unsigned char *)data + from * apart, apart, from,
+		               rows);
+		from += rows;
+	}
+	return rc ? rc : cuda_check(dev, cudaStreamSynchronize(dev->loading), "loading weights");
+}
+
 void cuda_weight_destroy(struct kern_device *dev, struct kern_weight **wp)
 {
-	(void)dev;
-	if (!*wp)
+	if (!*wp || dev->hangs)
 		return;
 	if ((*wp)->data)
 		cudaFree((*wp)->data);

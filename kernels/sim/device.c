@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert(offsetof(struct kern_weight, k) == offsetof(struct kern_matrices, k),
+               "a weight begins with struct kern_matrices");
+
 int sim_fail(struct kern_device *dev, int code, const char *fmt, ...)
 {
 	va_list ap;
@@ -38,6 +41,11 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	    o->n_eos > sizeof o->eos / sizeof *o->eos) {
 		snprintf(errbuf, errlen, "a simulated device needs options, with rates above 0");
 		return KERN_EINVAL;
+	}
+	if (conf->pipe.stages > 1) {
+		snprintf(errbuf, errlen, "a simulated device as stage %u of %u: it has no pipelines",
+		         conf->pipe.stage, conf->pipe.stages);
+		return KERN_ENOTSUP;
 	}
 	struct kern_device *dev = calloc(1, sizeof *dev);
 	/* untouched pages use no memory */
@@ -100,16 +108,22 @@ static int stream_sync_previous(struct kern_stream *s)
 
 /* --- weights ------------------------------------------------------------- */
 
-static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
-                      const void *data, size_t row_bytes, struct kern_weight **ret_w)
+static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t count, uint32_t n,
+                      uint32_t k, struct kern_weight **ret_w)
 {
-	(void)data;
-	int rc = kern_weight_check(dtype, n, k, row_bytes, dev->host.error, sizeof dev->host.error);
+	int rc = kern_weight_check(dtype, count, n, k, dev->host.error, sizeof dev->host.error);
 	struct kern_weight *w = rc ? NULL : malloc(sizeof *w);
 	if (!w)
 		return rc ? rc : sim_fail(dev, KERN_ENOMEM, "out of memory for a weight");
-	*w = (struct kern_weight){.n = n, .k = k};
+	*w = (struct kern_weight){dtype, count, n, k};
 	*ret_w = w;
+	return KERN_OK;
+}
+
+static int weight_load(struct kern_device *dev, struct kern_weight *w, uint32_t i, const void *data,
+                       size_t row_bytes)
+{
+	(void)dev, (void)w, (void)i, (void)data, (void)row_bytes;
 	return KERN_OK;
 }
 
@@ -124,6 +138,7 @@ const struct kern_ops kern_sim_ops = {
 	.abi = KERN_ABI,
 	.name = "sim",
 	.ranks_max = 1,
+	.stages_max = 1,
 	.modelled = 1,
 	.queued = 1,
 	.open = device_open,
@@ -144,6 +159,7 @@ const struct kern_ops kern_sim_ops = {
 	.sync = stream_sync,
 	.sync_previous = stream_sync_previous,
 	.weight_new = weight_new,
+	.weight_load = weight_load,
 	.weight_destroy = weight_destroy,
 	.program_bytes = sim_program_bytes,
 	.program_new = sim_program_new,

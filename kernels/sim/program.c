@@ -4,12 +4,12 @@
  * on every layer's KV of the whole prefix. Every row is computed from that row alone.
  *
  * Costs accumulate from one KV write to the next, so a replay charges one layer at a time. Products
- * read every weight once and use it once per row; attention counts the positions that rows attend
- * to and reads the KV of their sequences; a layer has one launch, at its KV write. Programs do not
- * express tensor parallelism, as the device has no group: an addition to the residual stream (a
- * norm that adds) counts as a ring all-reduce of 16-bit rows. Recording rejects what a simulated
- * model does not support. */
+ * read every weight once and use it once per row (kern_operands); attention counts the positions
+ * that rows attend to and reads the KV of their sequences; a layer has one launch, at its KV write.
+ * Programs do not express tensor parallelism, as the device has no group: an addition to the
+ * residual stream (a norm that adds) counts as a ring all-reduce of 16-bit rows. */
 #include "kernels/continue.h"
+#include "kernels/operands.h"
 #include "kernels/sim/sim.h"
 
 #include <stdlib.h>
@@ -88,12 +88,6 @@ static int run_embed(struct kern_program *p, const struct sim_op *o)
 	const uint32_t *token = kern_part(p->batch, p->batch->tokens);
 	for (uint32_t r = 0; r < p->batch->rows; r++)
 		o->y[0][r] = sim_mix(p->dev->opt.seed, token[r]);
-	return KERN_OK;
-}
-
-static int run_nothing(struct kern_program *p, const struct sim_op *o)
-{
-	(void)p, (void)o; /* rope: the position is part of the chain; continue: sim_run */
 	return KERN_OK;
 }
 
@@ -202,77 +196,68 @@ static uint64_t *column(struct kern_program *p, const struct kern_tensor *t)
 	return p->word + i * p->column_rows;
 }
 
-static int record_continue(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+static int record_advance(struct kern_program *p, struct sim_op *o)
 {
-	(void)op;
-	p->carry_on = &o->op;
+	p->advance = &o->op; /* done before the other operations, see sim_run */
 	return KERN_OK;
 }
 
-static int record_embed(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+static int record_embed(struct kern_program *p, struct sim_op *o)
 {
-	(void)o;
-	p->table = op->embed.w;
-	if (op->embed.first || p->table->n <= SIM_PEAKS)
+	o->run = run_embed;
+	p->table = o->op.embed.w;
+	if (o->op.embed.first || p->table->n <= SIM_PEAKS)
 		return sim_fail(
 			p->dev, KERN_EINVAL,
 			"embed: %u tokens from %u on, a simulated model needs more than %d, from 0 on",
-			p->table->n, op->embed.first, SIM_PEAKS);
+			p->table->n, o->op.embed.first, SIM_PEAKS);
 	return KERN_OK;
 }
 
-static int record_norm(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+static int record_gather_rows(struct kern_program *p, struct sim_op *o)
+{
+	(void)p;
+	o->run = run_gather_rows;
+	return KERN_OK;
+}
+
+static int record_norm(struct kern_program *p, struct sim_op *o)
 {
 	const struct sim_options *d = &p->dev->opt;
-	if (!op->norm.a.at.v)
+	if (!o->op.norm.a.at.v)
 		return KERN_OK;
 	o->run = run_add;
-	o->a = column(p, &op->norm.a);
+	o->a = column(p, &o->op.norm.a);
 	if (d->tp > 1)
 		o->cost = (struct sim_cost){.launch = 1e3 * d->exchange_us / 2,
-		                            .exchange = 1e9 * op->norm.dim * 2.0 * 2.0 * (d->tp - 1.0) /
+		                            .exchange = 1e9 * o->op.norm.dim * 2.0 * 2.0 * (d->tp - 1.0) /
 		                                        d->tp / d->link_bandwidth};
 	return KERN_OK;
 }
 
-/* Logits, and the norm that ends a program, are the only tensors with real elements. */
-static int check_logits(const struct kern_program *p, const struct kern_op *op,
-                        const struct kern_tensor *t)
+/* The embedding's table is the head. Logits, and the norm that ends a program, are the only tensors
+ * with real elements. */
+static int record_matmul(struct kern_program *p, struct sim_op *o)
 {
-	if (t->type == KERN_F32 && t->at.v && t->at.v % sizeof(float) == 0 && t->ld >= p->table->n)
+	const struct kern_product *head = &o->op.matmul.p[0];
+	if (head->w != p->table)
 		return KERN_OK;
-	return sim_fail(
-		p->dev, KERN_EINVAL,
-		"%s: logits of type %s at %#zx, %zu columns apart: a simulated model needs %u of f32",
-		kern_op_name(op->kind), kern_dtype_name(t->type), (size_t)t->at.v, t->ld, p->table->n);
+	o->run = run_logits;
+	return head->y.type == KERN_F32
+	           ? KERN_OK
+	           : sim_fail(p->dev, KERN_EINVAL,
+	                      "matmul: logits of type %s: a simulated model needs f32",
+	                      kern_dtype_name(head->y.type));
 }
 
-static int record_matmul(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+static int record_sample(struct kern_program *p, struct sim_op *o)
 {
-	const struct sim_options *d = &p->dev->opt;
-	double weights = 0;
-	for (o->ys = 0; o->ys < op->matmul.products; o->ys++) {
-		const struct kern_product *pr = &op->matmul.p[o->ys];
-		weights += (double)pr->w->n * pr->w->k;
-		o->y[o->ys] = column(p, &pr->y);
-	}
-	o->cost = (struct sim_cost){.row = 1e9 * d->weight_flops * weights / (d->flops * d->tp),
-	                            .once = 1e9 * d->weight_bytes * weights / (d->bandwidth * d->tp)};
-	if (op->matmul.p[0].w != p->table)
-		return KERN_OK;
-	o->run = run_logits; /* the embedding's table is the head */
-	return check_logits(p, op, &op->matmul.p[0].y);
-}
-
-static int record_sample(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
-{
-	(void)o;
+	o->run = run_sample;
 	if (!p->table || p->table->n != p->limits.vocab)
 		return sim_fail(p->dev, KERN_EINVAL, "sample from %u ids, a simulated model has %u",
 		                p->limits.vocab, p->table ? p->table->n : 0);
-	int rc = check_logits(p, op, &op->sample.logits);
-	if (rc || p->sampler)
-		return rc;
+	if (p->sampler)
+		return KERN_OK;
 	p->sampler_memory = calloc(1, kern_sampler_bytes(p->limits.vocab) + 63);
 	if (!p->sampler_memory)
 		return KERN_ENOMEM;
@@ -281,17 +266,28 @@ static int record_sample(struct kern_program *p, const struct kern_op *op, struc
 	return KERN_OK;
 }
 
-static int record_kv_write(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+static int record_kv_write(struct kern_program *p, struct sim_op *o)
 {
 	p->layers++;
+	o->run = run_kv_write;
+	o->x = column(p, &o->op.kv_write.v);
 	o->cost.launch = 1e3 * p->dev->opt.launch_us;
-	return sim_kv_check(p, &op->kv_write.kv);
+	return sim_kv_check(p, &o->op.kv_write.kv);
 }
 
-static int record_attention(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+static int record_progress(struct kern_program *p, struct sim_op *o)
+{
+	(void)p;
+	o->run = run_progress;
+	return KERN_OK;
+}
+
+static int record_attention(struct kern_program *p, struct sim_op *o)
 {
 	const struct sim_options *d = &p->dev->opt;
+	const struct kern_op *op = &o->op;
 	const struct kern_kv_layer *kv = &op->attention.kv;
+	o->run = run_attention;
 	if (op->attention.window || kv->latent)
 		return sim_fail(
 			p->dev, KERN_ENOTSUP,
@@ -303,54 +299,35 @@ static int record_attention(struct kern_program *p, const struct kern_op *op, st
 	return sim_kv_check(p, kv);
 }
 
-#define AT(member) offsetof(struct kern_op, member)
-
-/* How operations are recorded and run; y and x: offsets of their tensors in struct kern_op, 0:
- * none. */
-static const struct {
-	int (*run)(struct kern_program *p, const struct sim_op *o);
-	int (*record)(struct kern_program *p, const struct kern_op *op, struct sim_op *o);
-	size_t y, x;
-} kinds[KERN_OPS] = {
-	[KERN_OP_CONTINUE] = {run_nothing, record_continue, 0, 0},
-	[KERN_OP_EMBED] = {run_embed, record_embed, AT(embed.y), 0},
-	[KERN_OP_GATHER_ROWS] = {run_gather_rows, NULL, AT(gather_rows.y), AT(gather_rows.x)},
-	[KERN_OP_NORM] = {run_copy, record_norm, AT(norm.y), AT(norm.x)},
-	[KERN_OP_MATMUL] = {run_copy, record_matmul, 0, AT(matmul.x)},
-	[KERN_OP_ROPE] = {run_nothing, NULL, 0, 0},
-	[KERN_OP_KV_WRITE] = {run_kv_write, record_kv_write, 0, AT(kv_write.v)},
-	[KERN_OP_PROGRESS] = {run_progress, NULL, 0, 0},
-	[KERN_OP_ATTENTION] = {run_attention, record_attention, AT(attention.out), 0},
-	[KERN_OP_ACT_MUL] = {run_copy, NULL, AT(act_mul.y), AT(act_mul.gate)},
-	[KERN_OP_GATHER] = {run_nothing, NULL, 0, 0},
-	[KERN_OP_BROADCAST] = {run_nothing, NULL, 0, 0},
-	[KERN_OP_BARRIER] = {run_nothing, NULL, 0, 0},
-	[KERN_OP_SAMPLE] = {run_sample, record_sample, 0, 0},
+/* What is particular to an operation. The others copy the row words of what they read to what they
+ * write. */
+static int (*const record_of[KERN_OPS])(struct kern_program *p, struct sim_op *o) = {
+	[KERN_OP_ADVANCE] = record_advance,         [KERN_OP_EMBED] = record_embed,
+	[KERN_OP_GATHER_ROWS] = record_gather_rows, [KERN_OP_NORM] = record_norm,
+	[KERN_OP_MATMUL] = record_matmul,           [KERN_OP_KV_WRITE] = record_kv_write,
+	[KERN_OP_PROGRESS] = record_progress,       [KERN_OP_ATTENTION] = record_attention,
+	[KERN_OP_SAMPLE] = record_sample,
 };
-
-static uint64_t *column_at(struct kern_program *p, const struct kern_op *op, size_t at)
-{
-	return at ? column(p, (const struct kern_tensor *)(const void *)((const char *)op + at)) : NULL;
-}
-
-static int check(struct kern_device *dev, const struct kern_op *ops, size_t n,
-                 const struct kern_limits *limits)
-{
-	for (size_t i = 0; i < n; i++)
-		if ((unsigned)ops[i].kind >= KERN_OPS || !kinds[ops[i].kind].run)
-			return sim_fail(dev, KERN_ENOTSUP, "operation %s is not supported by a simulated model",
-			                kern_op_name(ops[i].kind));
-	return kern_program_check(ops, n, limits, 1, dev->host.error, sizeof dev->host.error);
-}
 
 static int record(struct kern_program *p, const struct kern_op *op)
 {
-	unsigned k = op->kind;
+	const struct sim_options *d = &p->dev->opt;
 	struct sim_op *o = &p->op[p->ops++];
-	*o = (struct sim_op){.op = *op, .run = kinds[k].run, .ys = 1};
-	o->y[0] = column_at(p, op, kinds[k].y);
-	o->x = column_at(p, op, kinds[k].x);
-	int rc = kinds[k].record ? kinds[k].record(p, op, o) : KERN_OK;
+	struct kern_operands all;
+	kern_operands(op, &p->limits, &all);
+	*o = (struct sim_op){
+		.op = *op,
+		.run = run_copy,
+		.cost = {.row = 1e9 * d->weight_flops * all.multiplied / (d->flops * d->tp),
+	             .once = 1e9 * d->weight_bytes * all.read / (d->bandwidth * d->tp)}};
+	for (uint32_t i = 0; i < all.n; i++) {
+		const struct kern_operand *of = &all.of[i];
+		if (of->rows_each && of->access != KERN_READ)
+			o->y[o->ys++] = column(p, &of->x);
+		if (of->rows_each && of->access != KERN_WRITE && !o->x)
+			o->x = column(p, &of->x);
+	}
+	int rc = record_of[op->kind] ? record_of[op->kind](p, o) : KERN_OK;
 	return rc || p->columns < SIM_COLUMNS
 	           ? rc
 	           : sim_fail(p->dev, KERN_EINVAL, "a program with more than %d matrices",
@@ -371,7 +348,11 @@ size_t sim_program_bytes(const struct kern_config *conf, const struct kern_limit
 int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n,
                     const struct kern_limits *limits, struct kern_program **ret_p)
 {
-	int rc = check(dev, ops, n, limits);
+	struct kern_bounds bounds = {.modelled = 1,
+	                             .types = 1 << KERN_F32 | 1 << KERN_F16 | 1 << KERN_BF16,
+	                             .columns = UINT32_MAX,
+	                             .head_dim = UINT32_MAX};
+	int rc = kern_program_check(ops, n, limits, &bounds, dev->host.error, sizeof dev->host.error);
 	struct kern_program *p = rc ? NULL : calloc(1, sizeof *p);
 	if (rc)
 		return rc;
@@ -446,8 +427,8 @@ int sim_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 	if (rc)
 		return rc;
 	sim_clock_begin(dev, now);
-	if (p->carry_on)
-		kern_continue(batch, p->carry_on, &p->limits);
+	if (p->advance)
+		kern_continue(batch, p->advance, &p->limits);
 	sim_kv_tables(p);
 	atomic_fetch_add_explicit(&dev->steps, 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&dev->rows, b->rows, memory_order_relaxed);

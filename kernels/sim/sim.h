@@ -7,7 +7,8 @@
 #define SIM_SIM_H
 
 #include "kernels/host_memory.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 #include "kernels/sample.h"
 #include "kernels/sim/options.h"
 
@@ -51,7 +52,8 @@ struct kern_device {
 };
 
 struct kern_weight {
-	uint32_t n, k;
+	enum kern_dtype dtype;
+	uint32_t count, n, k;
 };
 
 /* An operation's modelled time in nanoseconds: computing, reading memory, and overhead. */
@@ -71,9 +73,8 @@ struct kern_program {
 	struct kern_limits limits;
 	struct sim_op *op;
 	size_t ops;
-	const struct kern_op
-		*carry_on;                /* completes a batch's spans; NULL: there is no such operation */
-	kern_ptr matrix[SIM_COLUMNS]; /* the matrix whose row words are in each column */
+	const struct kern_op *advance; /* completes a batch's spans; NULL: there is no such operation */
+	kern_ptr matrix[SIM_COLUMNS];  /* the matrix whose row words are in each column */
 	size_t columns, column_rows;
 	uint64_t *word;                  /* (SIM_COLUMNS, column_rows) */
 	const struct kern_weight *table; /* the embedding, which also serves as the head */

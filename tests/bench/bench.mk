@@ -1,11 +1,25 @@
 # bench.mk - `make bench` and its parts, `make isolation`, `make soak`. Figures go to the screen; BENCH_WRITE=1 also renews their sections of tests/bench/RESULTS.md.
 #   THREADS=n  TURNS=5  REQUESTS=600  SECONDS=12  PEER=folder of a venv that has llama-cpp-python already
 #   LAYOUT=1p2d  SOAK_SECONDS=60  SOAK_STREAMS=64  SOAK_LEAVE=0 (percent of clients that go away)  SOAK_TIERS=1 (tiers, preemption)  QUICK=1 (the tiny model)
-.PHONY: bench bench-peer bench-cpu bench-fp8 bench-embeddings bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path bench-path-shaped bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-overlap bench-preempt bench-text isolation soak
+BENCHES := bench-peer bench-cpu bench-fp8 bench-embeddings bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path \
+	bench-path-shaped bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers \
+	bench-tiers-idle bench-spec bench-overlap bench-preempt bench-text
+.PHONY: bench $(BENCHES) isolation soak
 PEER     ?= build/venv-peer
 PEER_REQ := llama-cpp-python==0.3.36
 PEER_SERVER ?= build/peer-server/bin/llama-server
 BENCH_MODEL = $$(test -n "$(MODEL)" && echo "$(MODEL)" || { test -n "$$PD_MODEL" && echo "$$PD_MODEL" || tools/fetch-model; })
+
+# programs that they call: what is missing is installed, or named
+needs-root:
+	@[ "$$(id -u)" = 0 ] || { echo "network namespaces need root: run make as root" >&2; exit 1; }
+needs-%:
+	@command -v $* >/dev/null || tools/setup --bench
+bench-hosts: | needs-root
+$(BENCHES) soak chaos: | deps-ok needs-python3
+bench-hosts bench-path bench-path-shaped: | needs-iperf3
+bench-storage: | needs-fio
+bench-redis bench-tiers $(if $(SOAK_TIERS),soak): | needs-redis-server
 
 bench: bench-handover bench-kv bench-peer bench-suite
 
@@ -59,7 +73,7 @@ bench-server: all $(PEER)/bin/python $(PEER_SERVER)
 		$(PEER)/bin/pip install -q --disable-pip-version-check 'llama-cpp-python[server]$(PEER_REQ:llama-cpp-python%=%)'
 	@model=$(BENCH_MODEL) && $(PEER)/bin/python tests/bench/bench_server.py $(if $(REQUESTS),-n $(REQUESTS)) $(if $(CONCURRENCY),--concurrency $(CONCURRENCY)) \
 		$(PEER_SERVER:%=--llama-server %) "$$model"
-# needs root, iproute2 and iperf3
+# as root
 bench-hosts: programs
 	@tools/setup --hosts
 	@model=$(BENCH_MODEL) && /usr/bin/python3 tests/bench/bench_hosts.py $(if $(REQUESTS),-n $(REQUESTS)) "$$model"
@@ -71,7 +85,6 @@ bench-preempt: all
 bench-kv: all $(O)/bench/bench_transfer
 	@model=$(BENCH_MODEL) && python3 tests/bench/bench_kv.py "$$model"
 bench-storage: $(O)/bench/bench_storage
-	@command -v fio >/dev/null || tools/setup --bench
 	@python3 tests/bench/bench_storage.py $(if $(TURNS),--turns $(TURNS))
 # the Redis tier against a plain local socket and against hiredis's own calls to the same server: TURNS=7
 $(O)/bench/bench_storage_redis: tests/bench/bench_storage_redis.c $(O)/libstorage.a $(ALLLIBS)
@@ -84,11 +97,9 @@ $(O)/bench/bench_path: tests/bench/bench_path.c $(O)/libmessager.a $(ALLLIBS)
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(O)/libmessager.a $(ALLLIBS) -Wl,--end-group $(LIBS_pdmessagerd) $(LDLIBS)
 bench-path: $(O)/bench/bench_path
-	@command -v iperf3 >/dev/null || tools/setup --bench
 	@python3 tests/bench/bench_path.py $(if $(TURNS),-n $(TURNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(O)/bench/bench_path
 # the same through delay and loss, in a qemu guest: CASES=5/40/cubic/plain,... (ms each way/Mbit/s/congestion control/plain or encrypted) CONNECTIONS=1,2,4 MTU=9000 TURNS=3 SECONDS=4
 bench-path-shaped: $(O)/bench/bench_path
-	@command -v iperf3 >/dev/null || tools/setup --bench
 	@tools/setup --rdma
 	@python3 tests/bench/bench_path_shaped.py $(if $(TURNS),-n $(TURNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASES),--cases $(CASES)) \
 		$(if $(CONNECTIONS),--connections $(CONNECTIONS)) $(if $(MTU),--mtu $(MTU)) $(O)/bench/bench_path
@@ -96,7 +107,6 @@ bench-path-shaped: $(O)/bench/bench_path
 bench-index: $(O)/bench/bench_storage
 	@python3 tests/bench/bench_index.py $(if $(BLOCKS),--blocks $(BLOCKS))
 bench-redis: $(O)/bench/bench_storage_redis
-	@command -v redis-server >/dev/null || tools/setup --bench
 	@python3 tests/bench/bench_redis.py $(if $(TURNS),-n $(TURNS)) $(O)/bench/bench_storage_redis
 bench-idle: all
 	@python3 tests/bench/bench_idle.py $(if $(SECONDS),--seconds $(SECONDS))
@@ -105,9 +115,9 @@ bench-suite: all
 # tokens of running streams while long prompts arrive: 1p1d against mixed; needs cores 0 and 1 for itself
 bench-interference: all
 	@model=$(BENCH_MODEL) && python3 tests/bench/bench_interference.py $(if $(SECONDS),--seconds $(SECONDS)) "$$model"
-bench-prefill-sched: all $(BASELINE)
+bench-prefill-sched: all faulty
 	@python3 tests/bench/bench_prefill_sched.py
-bench-prepare: all $(BASELINE)
+bench-prepare: all faulty
 	@python3 tests/bench/bench_prepare.py $(if $(REQUESTS),-n $(REQUESTS))
 
 # the router's placement policies on a slice of a published trace, 4P4D simulated: POLICIES=kv_aware,random SLICE=other

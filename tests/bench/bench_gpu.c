@@ -3,8 +3,9 @@
  * alone. What is printed is a step's time, and the bytes that must be read (weights, KV) or the
  * arithmetic that must be done in that time, as a part of the limits that are given. A RESULT line
  * follows for each figure. What does not fit into memory is left out with a line that says so.
- *   bench_gpu BACKEND[:VARIANT] SHAPE TYPE ACTIVATIONS [read GB/s] [dense TFLOP/s]
- *   bench_gpu cuda 8b q4_k bf16 3000 790 */
+ *   bench_gpu [--first] BACKEND[:VARIANT] SHAPE TYPE ACTIVATIONS [read GB/s] [dense TFLOP/s]
+ *   bench_gpu cuda 8b q4_k bf16 3000 790
+ * --first: the few rows of tools/gpu-first, with a smaller pool. */
 #include "tests/bench/bench_gpu.h"
 
 #include <stdio.h>
@@ -19,9 +20,8 @@ static const struct shape shapes[] = {
 	{"tiny", 2, 64, 4, 2, 16, 128, 320},
 };
 
-/* LAYERS_APART: each launch by itself, without the chains of kernels/cuda/chain.cu; PREFILL_MMA:
- * without wgmma */
-enum kind { DECODE, LAYERS, LAYERS_APART, PREFILL, PREFILL_MMA, ATTEND_DECODE, ATTEND_PREFILL };
+/* PREFILL_MMA: without wgmma */
+enum kind { DECODE, LAYERS, PREFILL, PREFILL_MMA, ATTEND_DECODE, ATTEND_PREFILL };
 /* Where a row is measured: with weights of BF16; with activations of BF16; not in variant fast. */
 enum { WHERE_ALL, WHERE_BF16 = 1, WHERE_ROUNDED = 2, WHERE_OWN = 4 };
 
@@ -42,7 +42,6 @@ static const struct row rows_of_all[] = {
 	{DECODE, 256, 1, 1024, WHERE_ALL},
 	{DECODE, 256, 1, 8192, WHERE_ALL},
 	{LAYERS, 1, 1, 1024, WHERE_ALL},
-	{LAYERS_APART, 1, 1, 1024, WHERE_OWN},
 	{PREFILL, 1, 1024, 0, WHERE_ALL},
 	{PREFILL, 1, 8192, 0, WHERE_BF16},
 	{PREFILL, 1, 32768, 0, WHERE_BF16 | WHERE_ROUNDED},
@@ -55,11 +54,19 @@ static const struct row rows_of_all[] = {
 	{ATTEND_PREFILL, 1, 2048, 0, WHERE_BF16 | WHERE_OWN},
 	{ATTEND_PREFILL, 1, 8192, 0, WHERE_BF16 | WHERE_OWN},
 };
+/* Sizes of a program end at 64 rows, so 65 show what the next one costs. */
+static const struct row rows_of_first[] = {
+	{DECODE, 1, 1, 1024, WHERE_ALL},         {DECODE, 16, 1, 1024, WHERE_ALL},
+	{DECODE, 64, 1, 1024, WHERE_ALL},        {DECODE, 65, 1, 1024, WHERE_ALL},
+	{DECODE, 256, 1, 1024, WHERE_ALL},       {PREFILL, 1, 1024, 0, WHERE_ALL},
+	{PREFILL, 1, 8192, 0, WHERE_ALL},        {ATTEND_DECODE, 64, 1, 1024, WHERE_OWN},
+	{ATTEND_PREFILL, 1, 2048, 0, WHERE_OWN}, {ATTEND_PREFILL, 1, 8192, 0, WHERE_OWN},
+	{LAYERS, 1, 1, 1024, WHERE_ALL},
+};
 static const struct row rows_of_tiny[] = {
 	{DECODE, 1, 1, 100, WHERE_ALL},
 	{DECODE, 8, 1, 200, WHERE_ALL},
 	{LAYERS, 1, 1, 100, WHERE_ALL},
-	{LAYERS_APART, 1, 1, 100, WHERE_OWN},
 	{PREFILL, 1, 96, 0, WHERE_BF16 | WHERE_ROUNDED},
 	{PREFILL, 1, 40, 1000, WHERE_ALL},
 	{PREFILL_MMA, 1, 96, 0, WHERE_ROUNDED | WHERE_OWN},
@@ -163,9 +170,8 @@ static int of_prompt(const struct row *w)
 /* RESULT TITLE_ROW_KEY=value, the title with underscores. */
 static void result(const struct run *r, const struct row *w, const char *key, double value)
 {
-	static const char *const names[] = {"decode",           "layers",      "layers_apart",
-	                                    "prefill",          "prefill_mma", "attention_decode",
-	                                    "attention_prefill"};
+	static const char *const names[] = {"decode",      "layers",           "prefill",
+	                                    "prefill_mma", "attention_decode", "attention_prefill"};
 	char title[sizeof r->b->title];
 	snprintf(title, sizeof title, "%s", r->b->title);
 	for (char *c = title; *c; c++)
@@ -179,9 +185,8 @@ static void result(const struct run *r, const struct row *w, const char *key, do
 
 static void row_name(const struct row *w)
 {
-	static const char *const names[] = {"decode",         "a layer",      "a layer, apart",
-	                                    "prefill",        "prefill, mma", "attention alone",
-	                                    "attention alone"};
+	static const char *const names[] = {"decode",       "a layer",         "prefill",
+	                                    "prefill, mma", "attention alone", "attention alone"};
 	char shape[64];
 	if (of_prompt(w))
 		snprintf(shape, sizeof shape, "rows  %5u behind %7u", w->rows, w->position);
@@ -228,14 +233,11 @@ static void show_layers(const struct run *r, const struct row *w, double s)
 	uint32_t layers = r->b->s->layers;
 	row_name(w);
 	printf("%10.1f us a layer  %.1f launches a layer", s * 1e6 / layers, r->launches / layers);
-	if (!r->off)
-		printf("  %.0f launches a step, of which the layers take %.0f us, the rest %.0f us",
-		       r->step_launches, s * 1e6, (r->step_s - s) * 1e6);
-	printf("\n");
+	printf("  %.0f launches a step, of which the layers take %.0f us, the rest %.0f us\n",
+	       r->step_launches, s * 1e6, (r->step_s - s) * 1e6);
 	result(r, w, "us_a_layer", s * 1e6 / layers);
 	result(r, w, "launches_a_layer", r->launches / layers);
-	if (!r->off)
-		result(r, w, "launches_a_step", r->step_launches);
+	result(r, w, "launches_a_step", r->step_launches);
 }
 
 static void show_attention(const struct run *r, const struct row *w, double s)
@@ -268,12 +270,10 @@ static int fits(const struct run *r, const struct row *w)
 
 static void use_program(struct run *r, const struct row *w)
 {
-	enum part part = w->kind == LAYERS || w->kind == LAYERS_APART ? PART_LAYERS
-	                 : w->kind < ATTEND_DECODE                    ? PART_STEP
-	                                                              : PART_ATTENTION;
-	const char *off = w->kind == LAYERS_APART  ? "PDSERVE_CUDA_CHAINS"
-	                  : w->kind == PREFILL_MMA ? "PDSERVE_CUDA_WGMMA"
-	                                           : NULL;
+	enum part part = w->kind == LAYERS         ? PART_LAYERS
+	                 : w->kind < ATTEND_DECODE ? PART_STEP
+	                                           : PART_ATTENTION;
+	const char *off = w->kind == PREFILL_MMA ? "PDSERVE_CUDA_WGMMA" : NULL;
 	uint32_t rows = w->rows > 1 ? r->b->rows : r->b->tail_rows;
 	if (r->p && part == r->part && off == r->off && rows == r->rows)
 		return;
@@ -305,17 +305,17 @@ static void measure(struct run *r, const struct row *w)
 	fflush(stdout);
 }
 
-static void run_all(struct bench *b, unsigned where)
+static void run_all(struct bench *b, unsigned where, int first)
 {
 	int tiny = b->s->layers < 8;
-	const struct row *rows = tiny ? rows_of_tiny : rows_of_all;
-	size_t n = tiny ? sizeof rows_of_tiny : sizeof rows_of_all;
+	const struct row *rows = tiny ? rows_of_tiny : first ? rows_of_first : rows_of_all;
+	size_t n = tiny ? sizeof rows_of_tiny : first ? sizeof rows_of_first : sizeof rows_of_all;
 	struct run r = {.b = b, .where = where, .shared_bytes_min = tiny ? 0 : (size_t)192 << 20};
 	double begun = now_s();
 	b->rows = tiny ? 64 : 8192;
 	b->tail_rows = tiny ? 8 : 256;
-	b->positions = tiny ? 2048 : 32768;
-	b->blocks = tiny ? 16 : (256 * 1088 + 32768) / BLOCK;
+	b->positions = tiny ? 2048 : first ? 8192 : 32768;
+	b->blocks = tiny ? 16 : (256 * 1088 + (first ? 0 : 32768)) / BLOCK;
 	bench_model_new(b);
 	printf("%s, %s: %.0f MiB of weights, KV for %u tokens, in %.1f s\n", b->title,
 	       b->k->numerics(b->dev), (double)b->weight_bytes / (1 << 20), b->blocks * BLOCK,
@@ -329,9 +329,11 @@ int main(int argc, char **argv)
 {
 	char err[400] = "", backend[32];
 	struct bench b = {.type = KERN_WEIGHT_DTYPES};
+	int first = argc > 1 && !strcmp(argv[1], "--first");
+	argc -= first, argv += first;
 	if (argc < 5 || argc > 7) {
-		fprintf(stderr, "usage: bench_gpu BACKEND[:VARIANT] SHAPE TYPE ACTIVATIONS [read GB/s] "
-		                "[dense TFLOP/s]\n");
+		fprintf(stderr, "usage: bench_gpu [--first] BACKEND[:VARIANT] SHAPE TYPE ACTIVATIONS "
+		                "[read GB/s] [dense TFLOP/s]\n");
 		return 2;
 	}
 	for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
@@ -354,7 +356,9 @@ int main(int argc, char **argv)
 	snprintf(b.title, sizeof b.title, "%s %s %s", argv[2], argv[3],
 	         conf.variant ? conf.variant : argv[4]);
 	bench_check(&b, "stream_new", b.k->stream_new(b.dev, &b.stream));
-	run_all(&b, (b.type == KERN_BF16 ? WHERE_BF16 : 0) | (conf.variant ? 0 : WHERE_OWN) |
-	                (conf.activations == KERN_BF16 ? WHERE_ROUNDED : 0));
+	run_all(&b,
+	        (b.type == KERN_BF16 ? WHERE_BF16 : 0) | (conf.variant ? 0 : WHERE_OWN) |
+	            (conf.activations == KERN_BF16 ? WHERE_ROUNDED : 0),
+	        first);
 	return 0;
 }

@@ -4,7 +4,8 @@
 #ifndef BENCH_GPU_H
 #define BENCH_GPU_H
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 
 struct shape {
 	const char *name;

@@ -5,7 +5,7 @@
  *   bench_gpu_copies cuda 512 1200 55 55 */
 #include "daemons/storage/sum.h"
 #include "kernels/copy.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #include "kv/layout.h"
 
 #include <pthread.h>
@@ -49,7 +49,8 @@ static double now_s(void)
 
 static uint64_t locate(const void *parts, uint64_t at, unsigned *ret_part, uint64_t *ret_at)
 {
-	return kv_part_find(&b.l, b.blocks, *(const uint32_t *)parts, at, ret_part, ret_at);
+	return kv_part_find(&b.l, b.blocks, (struct kv_parts){1, *(const uint32_t *)parts}, at,
+	                    ret_part, ret_at);
 }
 
 /* In `parts` parts on one device, opened as another process does. */
@@ -59,16 +60,19 @@ static void pool_new(struct pool *p, int device, uint32_t parts)
 	char why[256] = "";
 	*p = (struct pool){.parts = parts};
 	for (uint32_t i = 0; i < parts; i++) {
-		size_t bytes = kv_part_offset(&b.l, b.blocks, i, parts, LAYERS, 0);
+		size_t bytes = kv_part_offset(&b.l, b.blocks, i, (struct kv_parts){1, parts}, LAYERS, 0);
 		part[i] = (struct kern_part){device, -1, bytes};
 		if (b.k->mem_new(b.dev[device], KERN_MEM_SHARED, bytes, &p->mem[i]) ||
 		    b.k->mem_share(b.dev[device], &p->mem[i], &part[i].fd))
 			die("a pool", b.k->last_error(b.dev[device]));
 	}
-	int rc = parts == 1 ? kern_pool_open(b.backend, device, part[0].fd, part[0].bytes, &p->pool,
-	                                     why, sizeof why)
-	                    : kern_pool_open_divided(b.backend, part, parts, b.l.block_bytes * b.blocks,
-	                                             locate, &p->parts, &p->pool, why, sizeof why);
+	int rc = parts == 1
+	             ? kern_pool_open(b.backend, device, part[0].fd, part[0].bytes, &p->pool, why,
+	                              sizeof why)
+	             : kern_pool_open_divided(b.backend, part, parts,
+	                                      kv_layout_copies(&b.l, (struct kv_parts){1, parts}),
+	                                      b.l.block_bytes * b.blocks, locate, &p->parts, &p->pool,
+	                                      why, sizeof why);
 	if (rc)
 		die("opening a pool", why);
 	for (uint32_t i = 0; i < parts; i++)

@@ -55,8 +55,8 @@ static unsigned char *random_rows(enum kern_dtype t, uint32_t n, uint32_t k)
 static struct kern_weight *weight(struct bench *b, uint32_t n, uint32_t k)
 {
 	struct kern_weight *w = NULL;
-	bench_check(b, "weight_new",
-	            b->k->weight_new(b->dev, b->type, n, k, random_rows(b->type, n, k), 0, &w));
+	bench_check(b, "weight_new", b->k->weight_new(b->dev, b->type, 1, n, k, &w));
+	bench_check(b, "weight_load", b->k->weight_load(b->dev, w, 0, random_rows(b->type, n, k), 0));
 	b->weight_bytes += kern_dtype_bytes(b->type, k) * n;
 	return w;
 }

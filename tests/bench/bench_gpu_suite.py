@@ -49,7 +49,7 @@ class Limited(Suite):
     deadline = math.inf
 
     def __init__(self, layout, model, a, **more):
-        worker = {"model": model, "backend": "cuda", "kv_memory_mb": a.kv_mb, "activation_type": "bf16", "storage": "none", **more.pop("worker", {})}
+        worker = {"model": model, "backend": "cuda", "kv_memory_mb": a.kv_mb, "activation_type": "bf16", "embeddings": True, "storage": "none", **more.pop("worker", {})}
         super().__init__(layout, None, worker=worker, router={"model": ""}, **more)
 
     def __enter__(self):
@@ -69,7 +69,7 @@ class Split(Limited):
     """A prefill and a decode worker on the GPUs that are given."""
 
     def __init__(self, model, a, gpus):
-        super().__init__("1p1d", model, a, prefill={"device": 0}, decode={"device": gpus - 1})
+        super().__init__("1p1d", model, a, prefill={"device": 0, "stall_ms": 60000}, decode={"device": gpus - 1}, messager={"stall_ms": 60000})
 
 
 def places(a):

@@ -5,7 +5,8 @@
  * cache; or attention of as many layers as the model has.
  *   bench_kernels decode TYPE [variant]   one row by matrices of 4096 x 4096 with one thread, in
  *                                         GB/s of packed weights by the process's processor time */
-#include "kernels/kernels.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 #include "util/clock.h"
 #include "util/machine.h"
 
@@ -112,7 +113,8 @@ static size_t products(struct bench *b, enum kern_dtype type, uint32_t n, uint32
 	unsigned char *data = malloc(bytes);
 	fill(data, bytes);
 	for (int i = 0; i < count; i++) {
-		ok(b, OPS->weight_new(b->d, type, n, k, data, 0, &w[i]));
+		ok(b, OPS->weight_new(b->d, type, 1, n, k, &w[i]));
+		ok(b, OPS->weight_load(b->d, w[i], 0, data, 0));
 		op[i].kind = KERN_OP_MATMUL;
 		op[i].matmul.x = (struct kern_tensor){b->x.dev, k, KERN_F32};
 		op[i].matmul.products = 1;

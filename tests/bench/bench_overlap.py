@@ -97,7 +97,7 @@ def main():
     ap.add_argument("-n", "--turns", type=int, default=3)
     ap.add_argument("--seconds", type=float, default=4)
     ap.add_argument("--kv-mb", type=int, default=3000)
-    ap.add_argument("--speculative", choices=("off", "ngram", "naive"), default="off")
+    ap.add_argument("--speculative", choices=("off", "ngram"), default="off")
     a = ap.parse_args()
     counts = [int(n) for n in a.streams.split(",")]
     sim = a.backend == "sim"

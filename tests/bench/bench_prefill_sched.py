@@ -2,12 +2,8 @@
 decode workers on simulated accelerators.
 
 The device is etc/sim/dense-70b-tp8 (70 billion weights, eight accelerators, tensor parallel), its 80 layers modelled as 20 of four times the cost, so
-that a token's simulated KV is small; time runs at --scale. The same conversations, lengths and pauses run
-    shared   one queue for preparing and computing, as one scheduler for both phases has it: between two steps requests are reserved at D and given blocks in
-             order of arrival until the step's token budget is used up (tests/bench/baseline/main.c). It is made of the product's own parts and pays for
-             nothing but its order of things
-    own      with the prefill scheduler
-and, by a virtual clock, on ideal workers of the same cost (ideal.py): nothing but the devices takes time there. That is the bound.
+that a token's simulated KV is small; time runs at --scale. The same conversations, lengths and pauses run with the
+prefill scheduler and, by a virtual clock, on ideal workers of the same cost (ideal.py): nothing but the devices takes time there. That is the bound.
 Every run is made with decode workers that answer at once, and with such that hear a reservation 5 ms late (modelled time, by their `fault` layer): another
 host, or a decode worker that looks at its messages between two steps.
 A conversation's next prompt is everything said before, the answer included, and new tokens; it follows its answer after a pause. So the load
@@ -17,7 +13,7 @@ is a closed loop, and a slow first token delays all that comes after it.
     total    from the first request until the last answer's end
     busy     the prefill device's own count of the time in which it had work, of the time in which some request waited for its first token
 
-    python bench_prefill_sched.py [--scale F] [--sessions N] [--rounds N] [--modes shared,own] [--latencies 0,5]
+    python bench_prefill_sched.py [--scale F] [--sessions N] [--rounds N] [--latencies 0,5]
 """
 import argparse
 import http.client
@@ -29,7 +25,7 @@ import time
 
 import ideal
 from benchlib import Report, percentile
-from baselib import suite_of
+from suite import Suite
 
 BUDGET, BLOCK, SEQUENCES = 8192, 64, 64
 DEVICE = {"base": "dense-70b-tp8", "layers": 20, "params": 7.0e10, "heads": 256, "kv_heads": 32, "hidden": 32768, "launch_us": 120.0, "exchange_us": 80.0,
@@ -86,12 +82,12 @@ class Conversation(threading.Thread):
 class Run:
     """One load on real daemons: TTFTs in seconds, total, how busy the prefill device was while work was there."""
 
-    def __init__(self, a, mode, latency_ms, sessions):
+    def __init__(self, a, latency_ms, sessions):
         most = sum(sum(r.new + r.answer for r in s.rounds) for s in sessions)
         blocks = most // BLOCK + 40 * len(sessions)
         worker = {"max_batched_tokens": BUDGET, "max_sequences": SEQUENCES, "block_tokens": BLOCK, "kv_blocks": blocks, "output_caching": False}
         late = {"fault": f"type=KV_RESERVE:dir=in:late=100%:{round(latency_ms * 1000 * a.scale)}us"} if latency_ms else {}
-        with suite_of(mode)(layout=f"1p{a.decodes}d", sim={**DEVICE, "time_scale": a.scale}, worker=worker,
+        with Suite(layout=f"1p{a.decodes}d", sim={**DEVICE, "time_scale": a.scale}, worker=worker,
                             decode=late, storage={"memory_mb": 16}) as s:
             before = s.ctl("prefill-1", "status")["device_busy_us"]
             threads = [Conversation(s.port, i, x, time.monotonic() + 0.5) for i, x in enumerate(sessions)]
@@ -111,17 +107,6 @@ class Run:
         self.p90 = percentile(self.ttft, 90)
 
 
-def figures(rep, runs, bound, suffix):
-    own, shared = runs.get("own"), runs.get("shared")
-    if own and shared:
-        rep.result(f"total_change{suffix}_pct", 100 * (own.total_s / shared.total_s - 1), 2)
-        rep.result(f"mean_ttft_change{suffix}_pct", 100 * (own.mean / shared.mean - 1), 2)
-        rep.result(f"p90_ttft_change{suffix}_pct", 100 * (own.p90 / shared.p90 - 1), 2)
-    if own:
-        rep.result(f"busy{suffix}_pct", 100 * own.busy_s / own.work_s, 2)
-        rep.result(f"ttft_vs_bound{suffix}", own.mean / bound.mean_ttft_s, 4)
-
-
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--scale", type=float, default=0.3)
@@ -129,7 +114,6 @@ def main():
     p.add_argument("--rounds", type=int, default=18)
     p.add_argument("--decodes", type=int, default=3)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--modes", default="shared,own")
     p.add_argument("--latencies", default="0,5")
     a = p.parse_args()
     rep = Report("Prefill scheduler", "make bench-prefill-sched")
@@ -141,12 +125,12 @@ def main():
     rep.say(f"{'':18}{'total':>9}{'TTFT mean':>12}{'p90':>10}{'prefill device busy':>22}")
     rep.say(f"{'bound':18}{bound.total_s:>7.2f} s{bound.mean_ttft_s * 1e3:>9.1f} ms{bound.p90_ttft_s * 1e3:>7.0f} ms{bound.busy_fraction:>14.1%} of {bound.work_s:.1f} s")
     for latency in map(float, a.latencies.split(",")):
-        runs = {}
-        for mode in a.modes.split(","):
-            r = runs[mode] = Run(a, mode, latency, sessions)
-            rep.say(f"{f'{mode}, {latency:g} ms':18}{r.total_s:>7.2f} s{r.mean * 1e3:>9.1f} ms{r.p90 * 1e3:>7.0f} ms{r.busy_s / r.work_s:>14.1%} of {r.work_s:.1f} s")
-            assert r.faults == 0, f"{r.faults} steps found wrong KV"
-        figures(rep, runs, bound, f"_{latency:g}ms" if latency else "")
+        r = Run(a, latency, sessions)
+        rep.say(f"{f'{latency:g} ms':18}{r.total_s:>7.2f} s{r.mean * 1e3:>9.1f} ms{r.p90 * 1e3:>7.0f} ms{r.busy_s / r.work_s:>14.1%} of {r.work_s:.1f} s")
+        assert r.faults == 0, f"{r.faults} steps found wrong KV"
+        suffix = f"_{latency:g}ms" if latency else ""
+        rep.result(f"busy{suffix}_pct", 100 * r.busy_s / r.work_s, 2)
+        rep.result(f"ttft_vs_bound{suffix}", r.mean / bound.mean_ttft_s, 4)
     rep.end()
 
 

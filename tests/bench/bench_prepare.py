@@ -1,20 +1,17 @@
-"""bench_prepare.py - what preparing requests beside the schedule gives: the same load through three ways to prepare, on simulated accelerators.
+"""bench_prepare.py - what more prepare threads beside the schedule give: the same load with one and with five, on simulated accelerators.
 
 One prefill and one decode worker, etc/sim/dense-14b: about 2,700 answer tokens a second at 256 requests at a time, prompts of 1,280 and answers of 700
 tokens on average (drawn once, the same for all runs; pdbench sends them in that order). The decode worker hears every KV_RESERVE later by 0, 5 and 50 ms
 (its `fault` layer: late, so that one request's delay does not hold up another's message).
-    serial   (a) prepared between two steps, strictly one request after the other: reservation, own blocks, transfer (tests/bench/baseline/main.c). The
-             messages, the pool and the ring are the product's own and no waiting is by polling; what is measured is the order of things. It does not wait for
-             the messager to take the transfer up, as such a design might have to: it is a little faster than that, so the comparison is conservative
-    1        (b) a stage of one prepare thread beside the schedule, no acknowledgement
-    5        (c) the same with five threads: the default
+    1        a stage of one prepare thread beside the schedule, no acknowledgement
+    5        the same with five threads: the default
 The bound is the same load on ideal workers by a virtual clock (ideal.py): there only the devices take time.
 
 Time runs at --scale, the added latency with it. What the daemons' own messages and threads take is real and is not scaled: beside a modelled second
 it weighs 1/scale of what it does in service. That goes against every row alike; the column `prepare` is the median from a request's turn to
 its place in the schedule, in modelled time.
 
-    python bench_prepare.py [--scale F] [-n REQUESTS] [--latencies 0,5,50] [--modes serial,1,5]
+    python bench_prepare.py [--scale F] [-n REQUESTS] [--latencies 0,5,50] [--modes 1,5]
 """
 import argparse
 import json
@@ -25,12 +22,12 @@ import tempfile
 
 import ideal
 from benchlib import ROOT, Report, log_events, machine, median
-from baselib import suite_of
+from suite import Suite
 
 BUDGET, BLOCK, CONCURRENCY = 8192, 64, 256
 # its 40 layers modelled as 10 of four times the cost, so that a token's simulated KV is small
 DEVICE = {"base": "dense-14b", "layers": 10, "params": 13.2e9, "hidden": 20480, "heads": 160, "kv_heads": 32, "launch_us": 120.0}
-MODES = {"serial": {}, "1": {"prepare_threads": 1}, "5": {"prepare_threads": 5}}
+MODES = {"1": {"prepare_threads": 1}, "5": {"prepare_threads": 5}}
 
 
 def lengths(n, seed=1):
@@ -56,7 +53,7 @@ def run(a, mode, latency_ms, load):
         path, out = os.path.join(tmp, "lengths.jsonl"), os.path.join(tmp, "requests.jsonl")
         with open(path, "w") as f:
             f.writelines(json.dumps({"input_length": p, "output_length": o}) + "\n" for p, o in load)
-        with suite_of(mode)(layout="1p1d", sim={**DEVICE, "time_scale": a.scale}, worker=worker, prefill=prefill, decode=decode, storage={"memory_mb": 16}) as s:
+        with Suite(layout="1p1d", sim={**DEVICE, "time_scale": a.scale}, worker=worker, prefill=prefill, decode=decode, storage={"memory_mb": 16}) as s:
             r = subprocess.run([os.path.join(ROOT, "build", "bin", "pdbench"), "-q", "-c", str(CONCURRENCY), "-n", str(len(load)), "--lengths", path, "--requests", out,
                                 "--timeout", "300s", f"http://127.0.0.1:{s.port}"], capture_output=True, text=True, timeout=400, cwd=ROOT)
             if r.returncode:
@@ -75,7 +72,7 @@ def main():
     p.add_argument("--scale", type=float, default=0.085)
     p.add_argument("-n", "--requests", type=int, default=400)
     p.add_argument("--latencies", default="0,5,50")
-    p.add_argument("--modes", default="serial,1,5")
+    p.add_argument("--modes", default="1,5")
     a = p.parse_args()
     load = lengths(a.requests)
     device = ideal.Device.load(**DEVICE)
@@ -84,9 +81,8 @@ def main():
     rep.say(machine())
     rep.say(f"1p1d, {len(load)} requests, {CONCURRENCY} at a time, prompts of {sum(i for i, _ in load) / len(load):.0f} and answers of {sum(o for _, o in load) / len(load):.0f} "
             f"tokens on average, time x {a.scale:g}; all times below are modelled seconds")
-    rep.say("serial: between two steps the schedule thread prepares one request - reservation, own blocks, transfer - and does not wait for the messager")
-    rep.say("1, 5: so many prepare threads beside the schedule, no acknowledgement. All use the product's own messages, pool and ring, and nothing polls or sleeps:")
-    rep.say("what differs is the order of things. The bound: ideal workers, nothing but the devices takes time. The time scale makes our own messages weigh more, in every row")
+    rep.say("1, 5: number of prepare threads beside the schedule. The bound: ideal workers, nothing but the devices takes time.")
+    rep.say("The time scale makes our own messages weigh more, in every row")
     rep.say(f"bound {bound:.1f} s, {sum(o for _, o in load) / bound:.0f} answer tokens/s")
     rep.say(f"{'latency of D':>14}{'mode':>8}{'total':>10}{'x bound':>9}{'TTFT mean':>11}{'prepare':>11}")
     totals = {}
@@ -96,8 +92,8 @@ def main():
             totals[mode, latency] = t
             rep.say(f"{latency:>11g} ms{mode:>8}{t:>8.1f} s{t / bound:>9.4f}{ttft:>9.2f} s{prepare_ms:>8.2f} ms")
             rep.result(f"total_{mode}_{latency:g}ms_s", t, 2)
-    if ("serial", 5.0) in totals and ("5", 5.0) in totals:
-        rep.result("speedup", totals["serial", 5.0] / totals["5", 5.0], 4)
+    if ("1", 5.0) in totals and ("5", 5.0) in totals:
+        rep.result("speedup", totals["1", 5.0] / totals["5", 5.0], 4)
         rep.result("vs_bound", totals["5", 5.0] / bound, 4)
     rep.end()
 

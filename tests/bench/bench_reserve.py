@@ -4,7 +4,7 @@
 closed loop asks for more than twice as many. Answers may have up to MOST tokens and end by themselves after a geometric number of them, as real ones do, so that a share of 1
 keeps room that hardly anybody uses, and a share of 0 lets sequences outgrow the pool: then the youngest is preempted and computed again.
 
-For each share: preemptions, prompt tokens that were computed twice for them, room left free while reservations waited (wasted room), answers, tokens/s, and TTFT.
+For each share: preemptions, prompt tokens that were computed twice for them, answers, tokens/s, and TTFT.
 
     python bench_reserve.py [--ratios adapt,0,0.1,0.3,0.7,1] [--seconds 7] [--concurrency 56]
 """
@@ -29,16 +29,13 @@ def metric(text, name):
 
 def figures(s):
     text = s.ctl("decode-1", "metrics")["text"]
-    return {k: metric(text, n) for k, n in {"preemptions": "pdserve_decode_preemptions_total", "again": "pdserve_decode_prompt_tokens_total", "samples": "pdserve_decode_wait_samples_total",
-                                            "free": "pdserve_decode_wait_free_blocks_total"}.items()}
+    return {k: metric(text, n) for k, n in {"preemptions": "pdserve_decode_preemptions_total", "again": "pdserve_decode_prompt_tokens_total"}.items()}
 
 
 def settings(ratio):
     if ratio == "adapt":
         return {}
-    if ratio.startswith("adapt@"):       # another rise
-        return {"growth_ratio_rise": float(ratio[6:])}
-    return {"growth_ratio": float(ratio), "growth_ratio_min": float(ratio), "growth_ratio_step": 0.0}
+    return {"growth_ratio": float(ratio), "growth_ratio_min": float(ratio)}
 
 
 def measure(ratio, a):
@@ -50,7 +47,7 @@ def measure(ratio, a):
         f = run.wait()["figures"]
         after = figures(s)
         d = {k: after[k] - before[k] for k in before}
-        return {**f, **d, "wasted": d["free"] / d["samples"] if d["samples"] else 0.0, "ratio": s.ctl("decode-1", "status")["growth_ratio"]}
+        return {**f, **d, "ratio": s.ctl("decode-1", "status")["growth_ratio"]}
 
 
 def main():
@@ -62,20 +59,19 @@ def main():
     rep = Report("Room kept for growth", "make bench-reserve")
     rep.say(machine())
     rep.say(f"# 1P1D simulated, {a.concurrency} at a time, prompts of 512 tokens on average, answers of 300 on average and {MOST} at most, {DECODE_BLOCKS} blocks of 64 at the decode worker")
-    rep.say(f"{'share':<8}{'at end':>8}{'answers':>9}{'tokens/s':>10}{'TTFT mean':>11}{'p90':>9}{'preempted':>11}{'computed again':>16}{'free while waiting':>20}")
+    rep.say(f"{'share':<8}{'at end':>8}{'answers':>9}{'tokens/s':>10}{'TTFT mean':>11}{'p90':>9}{'preempted':>11}{'computed again':>16}")
     best, adapt = None, None
     for ratio in a.ratios.split(","):
         f = measure(ratio, a)
         rep.say(f"{ratio:<8}{f['ratio']:>8.3f}{f['completed']:>9.0f}{f['output_tokens_per_s']:>10.1f}{f['ttft_mean_ms']:>8.0f} ms{f['ttft_p90_ms']:>6.0f} ms"
-                f"{f['preemptions']:>11.0f}{f['again']:>9.0f} tokens{f['wasted']:>13.1f} blocks")
-        name = (ratio.replace("@", "_") if ratio.startswith("adapt") else "fixed_" + ratio).replace(".", "_")
+                f"{f['preemptions']:>11.0f}{f['again']:>9.0f} tokens")
+        name = (ratio if ratio == "adapt" else "fixed_" + ratio).replace(".", "_")
         rep.result(f"reserve_{name}_tok_s", f["output_tokens_per_s"], 1)
         rep.result(f"reserve_{name}_ttft_mean_ms", f["ttft_mean_ms"], 1)
         rep.result(f"reserve_{name}_preemptions", f["preemptions"], 0)
-        rep.result(f"reserve_{name}_wasted_blocks", f["wasted"], 1)
         if ratio == "adapt":
             adapt = f["output_tokens_per_s"]
-        elif not ratio.startswith("adapt") and (best is None or f["output_tokens_per_s"] > best[1]):
+        elif (best is None or f["output_tokens_per_s"] > best[1]):
             best = (ratio, f["output_tokens_per_s"])
     if best and adapt:
         rep.say(f"best fixed share: {best[0]}; the adapting one reaches {100 * adapt / best[1]:.1f} % of its tokens/s")

@@ -4,6 +4,7 @@
  *
  *   bench_router [MODEL.gguf]     with a model: also prompts as text, and chat
  */
+#include "tests/unit/registry_defaults.h"
 #include "tests/unit/router_world.h"
 
 #include <event2/buffer.h>
@@ -145,8 +146,10 @@ static void place(const char *policy, uint32_t n_tokens, unsigned times)
 	struct placement got;
 	uint32_t *tokens = mem_array(n_tokens, sizeof *tokens);
 	char name[16];
-	registry_init(&g, 1000000);
-	g.policy.policy[PLACE_PREFILL] = g.policy.policy[PLACE_DECODE] = policy_find(policy);
+	registry_defaults(&g, 1000000);
+	for (unsigned i = 0; i < POLICIES; i++)
+		if (strcmp(policies[i].name, policy) == 0)
+			g.policy.policy[PLACE_PREFILL] = g.policy.policy[PLACE_DECODE] = i;
 	randombytes_buf(tokens, n_tokens * sizeof *tokens);
 	for (unsigned i = 0; i < 2 * FLEET; i++) {
 		Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;

@@ -1,9 +1,9 @@
 /* gpu_limits.cu - what a GPU can do at most, to hold figures of the CUDA backend against: bandwidth
  * of reading and copying, dense rates of BF16 and FP8 by each instruction that there is, the gap
  * between kernels of a graph, copies to and from pinned memory, how long a word takes from a kernel
- * to the host. And an experiment that decides whether kernels for few and for many rows may use
- * different instructions: do wgmma and mma.sync give the same bits? Prints "name value unit"
- * lines. */
+ * to the host, and what an allocation of a matrix's size takes. And an experiment that decides
+ * whether kernels for few and for many rows may use different instructions: do wgmma and mma.sync
+ * give the same bits? Prints "name value unit" lines. */
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -105,6 +105,28 @@ static void bandwidth(int multiprocessors)
 	CHECK(cudaFreeHost(host));
 	CHECK(cudaFree(a));
 	CHECK(cudaFree(b));
+}
+
+/* What the driver takes for matrices that are allocated one by one: it may round each up. */
+static void allocations(void)
+{
+	enum { N = 1000, BYTES = 42 * (1 << 20) / 10 / 256 * 256 };
+	size_t before, after, all;
+	CHECK(cudaMemGetInfo(&before, &all));
+	void **p = (void **)calloc(N, sizeof *p);
+	size_t fit = before / 2 / BYTES, n = fit < N ? fit : N;
+	double begun = now_us();
+	for (size_t i = 0; i < n; i++)
+		CHECK(cudaMalloc(&p[i], BYTES));
+	double took = now_us() - begun;
+	CHECK(cudaMemGetInfo(&after, &all));
+	for (size_t i = 0; i < n; i++)
+		CHECK(cudaFree(p[i]));
+	free(p);
+	if (!n)
+		return;
+	show("allocation of 4.2 MiB", took / (double)n, "us");
+	show("allocation of 4.2 MiB takes", (double)(before - after) / (double)n / (1 << 20), "MiB");
 }
 
 /* --- tensor cores -------------------------------------------------------- */
@@ -430,6 +452,7 @@ int main(void)
 	       p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem >> 20, driver,
 	       runtime);
 	bandwidth(p.multiProcessorCount);
+	allocations();
 	dense(p);
 	launch_gap(0);
 	if (p.major >= 9)

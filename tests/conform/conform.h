@@ -9,7 +9,8 @@
 #ifndef TESTS_CONFORM_H
 #define TESTS_CONFORM_H
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 
 #include <check.h>
 #include <stdbool.h>
@@ -32,16 +33,25 @@ struct conform_test {
 };
 void conform_register(struct conform_test *t);
 
+/* With CONFORM_TRACE in the environment: says on standard error what begins, as lines "AT ...". So
+ * does conform_about. The last one tells where a device hangs. */
+void conform_begin(const char *what, const char *name);
+
 /* A test of libcheck that registers itself. */
-#define CONFORM_TEST(NAME)                                                \
-	static void NAME##_fn(int _i);                                        \
-	__attribute__((constructor)) static void NAME##_register(void)        \
-	{                                                                     \
-		static const TTest test = {#NAME, NAME##_fn, __FILE__, __LINE__}; \
-		static struct conform_test t = {#NAME, &test, NULL};              \
-		conform_register(&t);                                             \
-	}                                                                     \
-	static void NAME##_fn(int _i __attribute__((unused)))
+#define CONFORM_TEST(NAME)                                                 \
+	static void NAME##_fn(void);                                           \
+	static void NAME##_run(int _i __attribute__((unused)))                 \
+	{                                                                      \
+		conform_begin("", #NAME);                                          \
+		NAME##_fn();                                                       \
+	}                                                                      \
+	__attribute__((constructor)) static void NAME##_register(void)         \
+	{                                                                      \
+		static const TTest test = {#NAME, NAME##_run, __FILE__, __LINE__}; \
+		static struct conform_test t = {#NAME, &test, NULL};               \
+		conform_register(&t);                                              \
+	}                                                                      \
+	static void NAME##_fn(void)
 
 /* What a failure is said to be about: target, job, run. Kept until it is replaced; `level` 0
  * drops what later levels said. */
@@ -100,13 +110,21 @@ struct device {
 	unsigned threads;
 };
 
-/* Opened once a test; closed when it ends. NULL: the target is absent (said once). */
+/* Opened once a test, or in one process (CK_FORK=no) once for all; closed when it ends. Only the
+ * CPU's depend on the number of threads: of other backends there is one device, and one more by
+ * ANOTHER. NULL: the target is absent (said once). */
+enum { ANOTHER = 4 };
 struct device *device_get(struct target *t, unsigned threads);
 /* Fails the test with the device's last error unless rc is 0. */
 void device_ok(const struct device *dev, int rc, const char *what);
 struct kern_mem mem_get(const struct device *dev, enum kern_memory kind, size_t bytes);
+/* Seconds until the others know that a group is broken: one, where not much else runs. */
+enum { NOTICED_S = 20 };
 /* upload and sync */
 void mem_put(const struct device *dev, kern_ptr dst, const void *src, size_t bytes);
+/* A weight of matrices in dense rows, one after the other. */
+struct kern_weight *weight_get(const struct device *dev, enum kern_dtype type, uint32_t count,
+                               uint32_t n, uint32_t k, const void *data);
 /* download and sync */
 void mem_take(const struct device *dev, void *dst, kern_ptr src, size_t bytes);
 
@@ -162,6 +180,8 @@ struct matrix {
 	size_t row_bytes; /* 0: dense */
 	unsigned char *data;
 	float *value; /* (n, k): what the data mean */
+	/* of the matrices from here on, which are one weight; 0: those of a weight that has begun */
+	uint32_t count;
 };
 
 static inline unsigned char *matrix_row(const struct matrix *m, uint32_t row)
@@ -177,7 +197,7 @@ struct live {
 	const struct device *dev;
 	struct kern_tensor field[FIELDS];
 	kern_ptr constant[CONSTS];
-	struct kern_weight **w; /* of job->matrix */
+	struct kern_weight **w; /* of job->matrix; NULL: of a weight that has begun before */
 	struct kern_kv_layer kv;
 	struct live_own *own;
 };
@@ -273,8 +293,10 @@ uint32_t job_field(struct job *j, const char *name, enum direction dir, enum ker
 uint32_t job_field_history(struct job *j, const char *name, uint32_t columns, float scale);
 uint32_t job_constant(struct job *j, const void *data, size_t bytes);
 void job_matrices(struct job *j, uint32_t count);
-/* random */
+/* random; job_matrix_of: the first, or with count 0 a further one, of a weight's `count` */
 void job_matrix(struct job *j, uint32_t i, enum kern_dtype type, uint32_t n, uint32_t k);
+void job_matrix_of(struct job *j, uint32_t i, uint32_t count, enum kern_dtype type, uint32_t n,
+                   uint32_t k);
 void job_kv(struct job *j, enum kern_dtype type, uint32_t kv_heads, uint32_t head_dim,
             uint32_t latent);
 /* The field's rows have nothing between them, as ids and weights of experts. */

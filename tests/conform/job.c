@@ -83,8 +83,14 @@ void job_matrices(struct job *j, uint32_t count)
 	j->matrix = conform_alloc(count, sizeof *j->matrix);
 }
 
-/* Every third is some columns of a wider matrix; which ones differs from job to job. */
 void job_matrix(struct job *j, uint32_t i, enum kern_dtype type, uint32_t n, uint32_t k)
+{
+	job_matrix_of(j, i, 1, type, n, k);
+}
+
+/* Every third is some columns of a wider matrix; which ones differs from job to job. */
+void job_matrix_of(struct job *j, uint32_t i, uint32_t count, enum kern_dtype type, uint32_t n,
+                   uint32_t k)
 {
 	struct matrix *m = &j->matrix[i];
 	uint32_t before = (i + j->number) % 3 == 1 ? 256 : 0, wide = k + 2 * before,
@@ -93,7 +99,8 @@ void job_matrix(struct job *j, uint32_t i, enum kern_dtype type, uint32_t n, uin
 	                                              : 256;
 	wide = (wide + align - 1) / align * align;
 	*m = (struct matrix){
-		type, n, k, before ? kern_dtype_bytes(type, wide) : 0, rand_weight(type, n, wide), NULL};
+		type, n,    k, before ? kern_dtype_bytes(type, wide) : 0, rand_weight(type, n, wide),
+		NULL, count};
 	m->data += kern_dtype_bytes(type, before);
 	m->value = conform_alloc((size_t)n * k, sizeof *m->value);
 	for (uint32_t r = 0; r < n; r++)

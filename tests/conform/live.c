@@ -144,20 +144,35 @@ static void pool_new(struct live *l, enum kern_memory kind)
 	l->kv.base = l->own->pool.dev;
 }
 
+struct kern_weight *weight_get(const struct device *dev, enum kern_dtype type, uint32_t count,
+                               uint32_t n, uint32_t k, const void *data)
+{
+	struct kern_weight *w;
+	const unsigned char *from = data;
+	device_ok(dev, dev->ops->weight_new(dev->d, type, count, n, k, &w), "weight_new");
+	for (uint32_t i = 0; i < count; i++, from += n * kern_dtype_bytes(type, k))
+		device_ok(dev, dev->ops->weight_load(dev->d, w, i, from, 0), "weight_load");
+	return w;
+}
+
 static void weights_new(struct live *l)
 {
 	const struct job *j = l->job;
 	l->w = conform_alloc(j->matrices, sizeof(struct kern_weight *));
-	for (uint32_t i = 0; i < j->matrices; i++) {
+	for (uint32_t i = 0, first = 0; i < j->matrices; i++) {
 		const struct matrix *m = &j->matrix[i];
 		size_t bytes = (size_t)(matrix_row(m, m->n - 1) - m->data) +
 		               kern_dtype_bytes(m->type, m->k);
 		unsigned char *data = malloc(bytes);
 		memcpy(data, m->data, bytes);
+		first = m->count ? i : first;
+		if (m->count)
+			device_ok(l->dev,
+			          l->dev->ops->weight_new(l->dev->d, m->type, m->count, m->n, m->k, &l->w[i]),
+			          "weight_new");
 		device_ok(l->dev,
-		          l->dev->ops->weight_new(l->dev->d, m->type, m->n, m->k, data, m->row_bytes,
-		                                  &l->w[i]),
-		          "weight_new");
+		          l->dev->ops->weight_load(l->dev->d, l->w[first], i - first, data, m->row_bytes),
+		          "weight_load");
 		memset(data, 0xff, bytes); /* nobody reads it any more */
 		free(data);
 	}

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 unsigned conform_thin = 5;
@@ -24,28 +25,46 @@ enum { ALLOCS_MAX = 1 << 18, DEVICES_MAX = 64, MEMS_MAX = 4096, LEVELS = 5 };
 /* --- failures ------------------------------------------------------------ */
 
 static char about[LEVELS][160];
+static bool trace;
+
+static void where(char ret_text[static LEVELS * 164])
+{
+	ret_text[0] = 0;
+	for (unsigned i = 0; i < LEVELS; i++)
+		if (about[i][0])
+			strcat(strcat(ret_text, about[i]), ": ");
+}
 
 void conform_about(unsigned level, const char *fmt, ...)
 {
+	char text[LEVELS * 164];
 	va_list ap;
 	va_start(ap, fmt);
 	vsnprintf(about[level], sizeof about[level], fmt, ap);
 	va_end(ap);
 	for (unsigned i = level + 1; i < LEVELS; i++)
 		about[i][0] = 0;
+	if (!trace || level == LEVELS - 1) /* the last level is of single elements */
+		return;
+	where(text);
+	dprintf(STDERR_FILENO, "AT %s\n", text);
+}
+
+void conform_begin(const char *what, const char *name)
+{
+	if (trace)
+		dprintf(STDERR_FILENO, "AT %s%s\n", what, name);
 }
 
 void conform_fail(const char *fmt, ...)
 {
-	char text[700], where[LEVELS * 164] = "";
+	char text[700], at[LEVELS * 164];
 	va_list ap;
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	for (unsigned i = 0; i < LEVELS; i++)
-		if (about[i][0])
-			strcat(strcat(where, about[i]), ": ");
-	ck_abort_msg("%s%s", where, text);
+	where(at);
+	ck_abort_msg("%s%s", at, text);
 	abort();
 }
 
@@ -114,6 +133,7 @@ float *rand_floats(size_t n, float scale)
 
 static struct device devices[DEVICES_MAX];
 static unsigned device_count;
+static bool devices_stay; /* from test to test, in one process */
 
 static bool device_open(struct device *dev)
 {
@@ -122,6 +142,7 @@ static bool device_open(struct device *dev)
 	struct kern_config conf = {.variant = t->variant[0] ? t->variant : NULL,
 	                           .threads = dev->threads,
 	                           .activations = t->activations};
+	conform_begin("opening ", t->name);
 	int rc = t->ops->open(&conf, &dev->d, err, sizeof err);
 	if (rc == KERN_ENOTSUP && strstr(err, "lacks")) {
 		SKIP_PART("%s: %s", t->name, err);
@@ -137,6 +158,8 @@ struct device *device_get(struct target *t, unsigned threads)
 {
 	if (t->absent)
 		return NULL;
+	if (strcmp(t->backend, "cpu") != 0 && threads != ANOTHER)
+		threads = 1;
 	for (unsigned i = 0; i < device_count; i++)
 		if (devices[i].target == t && devices[i].threads == threads)
 			return &devices[i];
@@ -182,14 +205,22 @@ static void test_begin(void)
 		about[i][0] = 0;
 }
 
-static void test_end(void)
+static bool devices_close(void)
 {
+	bool left = false;
 	while (device_count) {
 		struct device *dev = &devices[--device_count];
 		dev->ops->stream_destroy(&dev->s);
 		dev->ops->close(&dev->d);
-		ck_assert_msg(!dev->s && !dev->d, "%s: close leaves a pointer", dev->target->name);
+		left |= dev->s || dev->d;
 	}
+	return !left;
+}
+
+static void test_end(void)
+{
+	if (!devices_stay)
+		ck_assert_msg(devices_close(), "close leaves a pointer");
 	conform_release(0);
 }
 
@@ -298,6 +329,43 @@ void conform_register(struct conform_test *t)
 	*at = t;
 }
 
+enum { CASES_MAX = 32 };
+struct test_case {
+	char name[32];
+	TCase *c;
+};
+
+/* The case of a test: what its file is called, test_conform_NAME.c; or "groups", tests that fork
+ * processes: they never run in the one process of the others (CK_FORK=no), and a debugger of
+ * devices cannot follow them (CK_EXCLUDE_TAGS=forks). */
+static TCase *case_of(Suite *s, struct test_case cases[CASES_MAX], const struct conform_test *t)
+{
+	static const char prefix[] = "test_conform_";
+	char name[sizeof cases->name];
+	bool forks = strncmp(t->name, "groups_", 7) == 0;
+	const char *file = strstr(t->test->file, prefix);
+	file = file ? file + strlen(prefix) : t->test->file;
+	snprintf(name, sizeof name, "%.*s", forks ? 6 : (int)strcspn(file, "."),
+	         forks ? "groups" : file);
+	unsigned i = 0;
+	while (i < CASES_MAX && cases[i].c && strcmp(cases[i].name, name) != 0)
+		i++;
+	if (i == CASES_MAX) {
+		fprintf(stderr, "conform: more than %d files of tests\n", CASES_MAX);
+		exit(2);
+	}
+	if (!cases[i].c) {
+		strcpy(cases[i].name, name);
+		cases[i].c = tcase_create(cases[i].name);
+		tcase_set_timeout(cases[i].c, 300);
+		tcase_add_checked_fixture(cases[i].c, test_begin, test_end);
+		if (forks)
+			tcase_set_tags(cases[i].c, "forks");
+		suite_add_tcase(s, cases[i].c);
+	}
+	return cases[i].c;
+}
+
 int main(int argc, char **argv)
 {
 	const char *name = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
@@ -310,21 +378,28 @@ int main(int argc, char **argv)
 		             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		stats = stats == MAP_FAILED ? NULL : stats;
 	}
+	trace = getenv("CONFORM_TRACE") != NULL;
 	Suite *s = suite_create(name);
-	/* groups: tests that fork processes, which a debugger of devices cannot follow */
-	TCase *c[] = {tcase_create("all"), tcase_create("groups")};
-	for (size_t i = 0; i < LEN(c); i++) {
-		tcase_set_timeout(c[i], 300);
-		tcase_add_checked_fixture(c[i], test_begin, test_end);
-		suite_add_tcase(s, c[i]);
-	}
-	/* groups_...: forks, so not in one process (CK_FORK=no, compute-sanitizer) */
+	struct test_case cases[CASES_MAX] = {0};
 	for (struct conform_test *t = tests; t; t = t->next)
-		tcase_add_test(c[strncmp(t->name, "groups_", 7) == 0], t->test);
+		tcase_add_test(case_of(s, cases, t), t->test);
 	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
+	if (srunner_fork_status(r) == CK_NOFORK) {
+		/* groups first: what they fork could not use a device of this process */
+		srunner_set_fork_status(r, CK_FORK);
+		srunner_run_tagged(r, NULL, NULL, "forks", NULL, CK_ENV);
+		srunner_set_fork_status(r, CK_NOFORK);
+		devices_stay = true;
+		srunner_run_tagged(r, NULL, NULL, NULL, "forks", CK_ENV);
+	} else {
+		srunner_run_all(r, CK_ENV);
+	}
 	int failed = srunner_ntests_failed(r);
 	srunner_free(r);
+	if (!devices_close()) {
+		fprintf(stderr, "conform: close leaves a pointer\n");
+		failed++;
+	}
 	if (stats)
 		conform_stats_show();
 	return failed != 0;

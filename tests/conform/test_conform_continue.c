@@ -200,8 +200,8 @@ static int record(struct rig *r, struct kern_op op[9])
 	struct kern_tensor x = {r->out[0].dev, DIM, KERN_F32}, tail = {r->out[5].dev, DIM, KERN_F32},
 					   logits = {r->out[4].dev, VOCAB, KERN_F32};
 	int n = 0;
-	op[n++] = (struct kern_op){.kind = KERN_OP_CONTINUE,
-	                           .carry_on = {r->kept.dev, r->histories.dev, BLOCK, MATCH}};
+	op[n++] = (struct kern_op){.kind = KERN_OP_ADVANCE,
+	                           .advance = {r->kept.dev, r->histories.dev, BLOCK, MATCH}};
 	op[n++] = (struct kern_op){.kind = KERN_OP_EMBED, .embed = {x, r->w, 0}};
 	op[n++] = (struct kern_op){.kind = KERN_OP_ROPE,
 	                           .rope = {x, {KERN_ROPE_HALF, DIM, 1, r->freqs.dev}, 1, DIM}};
@@ -247,8 +247,7 @@ static struct rig rig_new(const struct device *dev)
 	mem_put(dev, r.attended.dev, attended, out_bytes[1]);
 	for (int i = 0; i < OUTS; i++)
 		r.out[i] = mem_get(dev, KERN_MEM_DEVICE, out_bytes[i]);
-	device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, VOCAB, DIM, table, 0, &r.w),
-	          "weight_new");
+	r.w = weight_get(dev, KERN_F32, 1, VOCAB, DIM, table);
 	device_ok(dev, dev->ops->program_new(dev->d, op, (size_t)record(&r, op), &l, &r.p),
 	          "program_new");
 	return r;
@@ -385,17 +384,17 @@ CONFORM_TEST(continuing_that_is_refused)
 			struct kern_program *p = NULL;
 			size_t n = (size_t)record(&r, op);
 			switch (k) {
-			case 0: op[0].carry_on.kept.v = 0; break;
-			case 1: op[0].carry_on.kept.v += 2; break;
-			case 2: op[0].carry_on.block_tokens = 0; break;
-			case 3: op[0].carry_on.histories.v = 0; break;
-			case 4: op[0].carry_on.match = 0; break;
-			case 5: op[0].carry_on.match = KERN_MATCH_LONG + 1; break;
+			case 0: op[0].advance.kept.v = 0; break;
+			case 1: op[0].advance.kept.v += 2; break;
+			case 2: op[0].advance.block_tokens = 0; break;
+			case 3: op[0].advance.histories.v = 0; break;
+			case 4: op[0].advance.match = 0; break;
+			case 5: op[0].advance.match = KERN_MATCH_LONG + 1; break;
 			case 6: l.history_tokens = 0; break;
 			default: op[n++] = op[0]; /* not the first */
 			}
 			EXPECT(dev->ops->program_new(dev->d, op, n, &l, &p) == KERN_EINVAL &&
-			           strstr(dev->ops->last_error(dev->d), "continue: "),
+			           strstr(dev->ops->last_error(dev->d), "advance: "),
 			       "program %d was taken", k);
 		}
 		rig_free(&r);

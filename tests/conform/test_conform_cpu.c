@@ -88,7 +88,7 @@ CONFORM_TEST(a_program_of_many_phases)
 	struct kern_weight *turn = NULL;
 	for (uint32_t i = 0; i < DIM; i++) /* by one place */
 		unit[i * DIM + (i + 1) % DIM] = 1;
-	device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, DIM, DIM, unit, 0, &turn), "weight_new");
+	turn = weight_get(dev, KERN_F32, 1, DIM, DIM, unit);
 	for (uint32_t i = 0; i < PRODUCTS; i++) {
 		struct kern_tensor from = {kern_at(x.dev, i % 2 * sizeof in), DIM, KERN_F32}, to = from;
 		to.at = kern_at(x.dev, (i + 1) % 2 * sizeof in);

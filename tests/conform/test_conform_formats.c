@@ -70,7 +70,8 @@ static struct job *file_job(size_t type, const struct gguf_tensor *b, const stru
 	                               COLUMNS,
 	                               0,
 	                               conform_alloc(b->bytes, 1),
-	                               conform_alloc(ROWS * COLUMNS, sizeof(float))};
+	                               conform_alloc(ROWS * COLUMNS, sizeof(float)),
+	                               1};
 	memcpy(j->matrix[0].data, b->data, b->bytes);
 	memcpy(j->matrix[0].value, v->data, ROWS * COLUMNS * sizeof(float));
 	j->record = embed_record;
@@ -239,12 +240,12 @@ CONFORM_TEST(formulas_by_hand)
 	           ref_up(KERN_SWIGLU_CLAMPED, 2) == 3 && ref_up(KERN_SILU, 9) == 9,
 	       "clamped up");
 	float w[] = {1, 2, 3, -1, 0, 0.5f};
-	struct matrix m = {KERN_F32, 2, 3, 0, NULL, w};
+	struct matrix m = {KERN_F32, 2, 3, 0, NULL, w, 1};
 	double x[] = {2, -1, 4}, y[2], bound[2];
 	ref_product(&(struct precision){0}, &m, x, y, bound);
 	EXPECT(y[0] == 12 && y[1] == 0 && bound[0] > 0 && bound[0] < 1e-5,
 	       "the product is %g and %g, bound %g", y[0], y[1], bound[0]);
-	struct matrix b = {KERN_BF16, 2, 3, 0, NULL, w};
+	struct matrix b = {KERN_BF16, 2, 3, 0, NULL, w, 1};
 	ref_product(&(struct precision){.bf16_activations = true}, &b, (double[]){1.00390625, 0, 0}, y,
 	            bound);
 	EXPECT(y[0] == 1, "the product of a rounded activation is %.9g", y[0]);

@@ -44,8 +44,8 @@ enum {
 	W_UP,
 	W_ROUTER,
 	W_HEADS,
-	W_EXPERTS = W_HEADS + HEADS,
-	W_ALL = W_EXPERTS + 3 * EXPERTS
+	W_EXPERTS, /* gate, up, down */
+	W_ALL = W_EXPERTS + 3
 };
 
 /* Words of a row; experts' rows are pairs. */
@@ -147,9 +147,10 @@ static uint32_t large_ops(struct large *l, struct kern_op *op)
 	op[n].route.ids = f[IDS].at, op[n].route.weights = f[WEIGHTS].at,
 	op[n++].route.logits = f[LOGITS];
 	const struct kern_experts e = {.experts = EXPERTS,
-	                               .gate = l->w + W_EXPERTS,
-	                               .up = l->w + W_EXPERTS + EXPERTS,
-	                               .down = l->w + W_EXPERTS + 2 * EXPERTS};
+	                               .count = EXPERTS,
+	                               .gate = l->w[W_EXPERTS],
+	                               .up = l->w[W_EXPERTS + 1],
+	                               .down = l->w[W_EXPERTS + 2]};
 	op[n].kind = KERN_OP_EXPERTS_ACT, op[n].experts_act.experts = e,
 	op[n].experts_act.ids = f[IDS].at, op[n].experts_act.used = USED;
 	op[n].experts_act.x = f[ACT], op[n++].experts_act.y = f[EX_ACT];
@@ -157,7 +158,7 @@ static uint32_t large_ops(struct large *l, struct kern_op *op)
 	op[n].experts_down.ids = f[IDS].at, op[n].experts_down.weights = f[WEIGHTS].at;
 	op[n].experts_down.used = USED, op[n].experts_down.x = f[EX_ACT], op[n++].experts_down.y = f[Y];
 	op[n].kind = KERN_OP_HEADS_MATMUL, op[n].heads_matmul.x = f[ATT],
-	op[n].heads_matmul.y = f[HEADS_Y], op[n].heads_matmul.w = l->w + W_HEADS,
+	op[n].heads_matmul.y = f[HEADS_Y], op[n].heads_matmul.w = l->w[W_HEADS],
 	op[n++].heads_matmul.heads = HEADS;
 	op[n].kind = KERN_OP_GATHER_ROWS, op[n].rows = KERN_ROWS_TAIL, op[n].gather_rows.y = f[T],
 	op[n].gather_rows.x = f[Y], op[n++].gather_rows.dim = HID;
@@ -168,19 +169,21 @@ static uint32_t large_ops(struct large *l, struct kern_op *op)
 static void large_weights(struct large *l)
 {
 	for (uint32_t i = 0; i < W_ALL; i++) {
-		bool wide = i >= W_Q && i <= W_V, head = i >= W_HEADS && i < W_EXPERTS,
-			 down = i >= W_EXPERTS + 2 * EXPERTS;
+		bool wide = i >= W_Q && i <= W_V, head = i == W_HEADS, down = i == W_EXPERTS + 2;
 		uint32_t n = i == W_TABLE              ? PERIOD
 		             : wide                    ? WIDE
 		             : i == W_ROUTER           ? EXPERTS
 		             : head                    ? 2
 		             : i >= W_EXPERTS && !down ? FFN
 		                                       : HID;
-		uint32_t k = i == W_O ? WIDE : head ? HEAD_DIM : down ? FFN : HID;
-		device_ok(l->dev,
-		          l->dev->ops->weight_new(l->dev->d, KERN_BF16, n, k, rand_weight(KERN_BF16, n, k),
-		                                  0, &l->w[i]),
-		          "weight_new");
+		uint32_t k = i == W_O ? WIDE
+		             : head   ? HEAD_DIM
+		             : down   ? FFN
+		                      : HID,
+				 count = head             ? HEADS
+		                 : i >= W_EXPERTS ? EXPERTS
+		                                  : 1;
+		l->w[i] = weight_get(l->dev, KERN_BF16, count, n, k, rand_weight(KERN_BF16, count * n, k));
 	}
 }
 
@@ -303,10 +306,7 @@ static void far_run(const struct device *dev, const struct world *w, const struc
 	rand_seed(5);
 	memcpy(in, rand_floats(FAR_ROWS * FAR_DIM, 1), FAR_ROWS * FAR_DIM * sizeof *in);
 	mem_put(dev, m.dev, in, near);
-	device_ok(dev,
-	          dev->ops->weight_new(dev->d, KERN_BF16, FAR_DIM, FAR_DIM,
-	                               rand_weight(KERN_BF16, FAR_DIM, FAR_DIM), 0, &wt),
-	          "weight_new");
+	wt = weight_get(dev, KERN_BF16, 1, FAR_DIM, FAR_DIM, rand_weight(KERN_BF16, FAR_DIM, FAR_DIM));
 	op[0].scale.y.at = kern_at(rows, 4096);
 	op[0].scale.y.ld = ld;
 	op[1].matmul.x = op[0].scale.y;

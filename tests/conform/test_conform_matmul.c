@@ -288,7 +288,7 @@ static uint32_t heads_record(const struct job *j, const struct live *l, struct k
 	op->rows = j->field[0].rows;
 	op->heads_matmul.x = l->field[0];
 	op->heads_matmul.y = l->field[1];
-	op->heads_matmul.w = l->w;
+	op->heads_matmul.w = l->w[0];
 	op->heads_matmul.heads = s->heads;
 	op->heads_matmul.tail = s->tail;
 	return 1;
@@ -327,7 +327,7 @@ CONFORM_TEST(heads_matmul)
 			job_field(j, "y", OUT, rows, 1, s->heads * (s->n + s->tail), 0);
 			job_matrices(j, s->heads);
 			for (uint32_t h = 0; h < s->heads; h++)
-				job_matrix(j, h, s->type, s->n, s->k);
+				job_matrix_of(j, h, h ? 0 : s->heads, s->type, s->n, s->k);
 			j->record = heads_record;
 			j->row = heads_row;
 			job_check(j);

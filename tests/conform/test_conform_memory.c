@@ -63,7 +63,7 @@ CONFORM_TEST(memory_is_shared_between_devices)
 	enum { N = 70000 };
 	EACH_TARGET(dev, 1)
 	{
-		struct device *other = device_get(&conform_targets[t_], 2);
+		struct device *other = device_get(&conform_targets[t_], ANOTHER);
 		struct kern_mem m = mem_get(dev, KERN_MEM_SHARED, N), d = mem_get(dev, KERN_MEM_DEVICE, N);
 		int fd = -1;
 		EXPECT(dev->ops->mem_share(dev->d, &d, &fd) < 0 && fd == -1,

@@ -124,7 +124,8 @@ static uint32_t step_record(const struct job *j, const struct live *l, struct ke
 	op[n++] = op_matmul(l, ATT, 1, &(const uint32_t){W_O}, &(const uint32_t){O});
 	op[n].kind = KERN_OP_GATHER;
 	op[n].gather.tensors = 1;
-	op[n++].gather.t[0] = (struct kern_gathered){l->field[O], 1, (uint32_t)l->field[O].ld, 16, 0};
+	op[n++].gather.t[0] = (struct kern_gathered){
+		.x = l->field[O], .parts = 1, .dim = (uint32_t)l->field[O].ld, .unit = 16};
 	op[n++].kind = KERN_OP_BARRIER;
 	op[n++] = op_norm(l, N, H, O);
 	op[n++] = op_matmul(l, N, 2, (const uint32_t[]){W_GATE, W_UP}, (const uint32_t[]){GATE, UP});
@@ -265,13 +266,11 @@ static struct random_program *program_random(void)
 /* The experts of a row in three operations; the others are one. */
 static uint32_t experts_ops(const struct live *l, const struct random_op *r, struct kern_op *op)
 {
-	struct kern_experts e = {EXPERTS,
-	                         l->w + R_EXPERTS,
-	                         l->w + R_EXPERTS + EXPERTS,
-	                         l->w + R_EXPERTS + 2 * EXPERTS,
-	                         {0},
-	                         {0},
-	                         {0}};
+	struct kern_experts e = {.experts = EXPERTS,
+	                         .count = EXPERTS,
+	                         .gate = l->w[R_EXPERTS],
+	                         .up = l->w[R_EXPERTS + EXPERTS],
+	                         .down = l->w[R_EXPERTS + 2 * EXPERTS]};
 	op[0] = op_matmul(l, r->b, 1, &(const uint32_t){R_ROUTER}, &(const uint32_t){R_LOGITS});
 	op[1].kind = KERN_OP_ROUTE;
 	op[1].route.router = (struct kern_router){
@@ -331,7 +330,7 @@ static uint32_t random_op_record(const struct live *l, const struct random_op *r
 	case KERN_OP_HEADS_MATMUL:
 		op->heads_matmul.y = l->field[r->a];
 		op->heads_matmul.x = l->field[r->b];
-		op->heads_matmul.w = l->w + R_HEADS;
+		op->heads_matmul.w = l->w[R_HEADS];
 		op->heads_matmul.heads = HEADS;
 		op->heads_matmul.tail = 2;
 		break;
@@ -398,10 +397,11 @@ static struct job *random_job(const char *name, uint32_t number, const struct ra
 	job_matrix(j, R_NARROW, KERN_BF16, DIM, DIM / 2);
 	job_matrix(j, R_FLOAT, KERN_F32, DIM, DIM);
 	for (uint32_t h = 0; h < HEADS; h++)
-		job_matrix(j, R_HEADS + h, KERN_BF16, HEAD_DIM - 2, HEAD_DIM - 2);
+		job_matrix_of(j, R_HEADS + h, h ? 0 : HEADS, KERN_BF16, HEAD_DIM - 2, HEAD_DIM - 2);
 	for (uint32_t e = 0; e < 3 * EXPERTS; e++)
-		job_matrix(j, R_EXPERTS + e, e < 2 * EXPERTS ? KERN_Q4_1 : KERN_F32,
-		           e < 2 * EXPERTS ? 16 : DIM, e < 2 * EXPERTS ? DIM : 16);
+		job_matrix_of(j, R_EXPERTS + e, e % EXPERTS ? 0 : EXPERTS,
+		              e < 2 * EXPERTS ? KERN_Q4_1 : KERN_F32, e < 2 * EXPERTS ? 16 : DIM,
+		              e < 2 * EXPERTS ? DIM : 16);
 	job_matrix(j, R_ROUTER, KERN_BF16, EXPERTS, DIM);
 	j->mixes = true;
 	j->shape = p ? p : program_random();
@@ -543,10 +543,7 @@ CONFORM_TEST(other_rows)
 		struct kern_tensor z = {kern_at(y.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32},
 						   u = {kern_at(z.at, ROWS * DIM * sizeof(float)), DIM, KERN_F32};
 		float *given = rand_floats(4 * ROWS * DIM, 1), got[2][ROWS * DIM];
-		device_ok(dev,
-		          dev->ops->weight_new(dev->d, KERN_BF16, DIM, DIM,
-		                               rand_weight(KERN_BF16, DIM, DIM), 0, &weight),
-		          "a weight");
+		weight = weight_get(dev, KERN_BF16, 1, DIM, DIM, rand_weight(KERN_BF16, DIM, DIM));
 		for (uint32_t i = 0; i < 4; i++) {
 			/* the tail first, or last; one program, or one for each operation */
 			enum kern_rows first = i / 2 ? KERN_ROWS_ALL : KERN_ROWS_TAIL,
@@ -598,10 +595,7 @@ CONFORM_TEST(a_wide_activation)
 		                         .act_mul = {act, gate, up, KERN_SILU, ACT_DIM}},
 		                        {.kind = KERN_OP_MATMUL, .matmul = {act, 1, {{NULL, {0}, y}}}}};
 		float *given = rand_floats(FLOATS, 1), got[2][ROWS * DIM];
-		device_ok(dev,
-		          dev->ops->weight_new(dev->d, KERN_BF16, DIM, ACT_DIM,
-		                               rand_weight(KERN_BF16, DIM, ACT_DIM), 0, &weight),
-		          "a weight");
+		weight = weight_get(dev, KERN_BF16, 1, DIM, ACT_DIM, rand_weight(KERN_BF16, DIM, ACT_DIM));
 		op[1].matmul.p[0].w = weight;
 		for (uint32_t apart = 0; apart < 2; apart++) {
 			mem_put(dev, mem.dev, given, FLOATS * sizeof(float));

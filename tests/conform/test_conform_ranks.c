@@ -4,14 +4,15 @@
  *
  * The processes are forked before this one opens a device, whose driver or threads they could not
  * use. */
-/* run: threads */
+/* run: threads fast */
+#include "kernels/numbers.h"
 #include "tests/conform/conform.h"
+#include "tests/conform/links.h"
 #include "tests/unit/skip.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,12 +22,16 @@ enum {
 	RANK_DIM = 96,
 	RANK_ROWS = 9,
 	RANK_RUNS = 5,
-	RANK_OPS = 8,
+	RANK_OPS = 9,
 	RANK_OPS_MAX,
 	TOLD = 4711,
-	SAID = 1025
+	SAID = 1025,
+	PARTS = 2, /* of a row that ranks exchange, each of the rank that has its expert */
+	EXPERTS = 7,
+	UNIT = 12, /* of columns that a rank has of them: unequal shares */
+	SAID_ROOM = 4352
 };
-enum { RESULTS = RANK_ROWS * RANK_DIM, PAGE = 4096 };
+enum { RESULTS = RANK_ROWS * RANK_DIM, LINES = RANK_ROWS * PARTS, PAGE = 4096 };
 
 /* The table's rows of a rank begin here. No row of the batch has a token of rank 1. */
 static uint32_t first_token(unsigned rank, unsigned ranks)
@@ -39,6 +44,16 @@ static uint32_t said_word(uint32_t i)
 	return 7 + 3 * i;
 }
 
+static uint32_t chosen_expert(uint32_t line)
+{
+	return (3 * line + line / 5) % EXPERTS;
+}
+
+static float exchanged(uint32_t line, uint32_t column)
+{
+	return (float)(line * RANK_DIM + column) + 0.25f;
+}
+
 /* How a group runs. */
 struct way {
 	const char *name;
@@ -49,11 +64,12 @@ struct way {
 	unsigned missing, left_s; /* rank `missing` makes no run, if not 0; limit_s */
 	bool told;                /* somebody notices that it is missing, and says so */
 	bool keeps;               /* draws, of which no broadcast follows */
+	bool adds;                /* KERN_OP_REDUCE alone, see adds_run */
 };
 
 /* What the processes leave behind. */
 struct left {
-	unsigned meetings;
+	unsigned meetings, cannot_add; /* cannot_add: the devices do not reduce */
 	float out[RANKS][RESULTS];
 	int rc[RANKS];
 	double seconds[RANKS]; /* that the failed run took */
@@ -61,6 +77,7 @@ struct left {
 	struct heard {
 		uint64_t word;       /* of progress, at the end */
 		uint32_t said[SAID]; /* what rank 0 has broadcast */
+		float exchanged[LINES * RANK_DIM];
 	} heard[RANKS];
 };
 
@@ -103,69 +120,11 @@ static int rank_meet(void *arg)
 	return at && sh->left.meetings >= at ? -1 : 0;
 }
 
-static void message_of(struct msghdr *h, struct iovec *io, void *control, size_t room, void *data,
-                       size_t bytes)
-{
-	*io = (struct iovec){data, bytes};
-	*h = (struct msghdr){
-		.msg_iov = io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = room};
-}
-
-static bool give(int socket, const void *data, size_t bytes, int fd)
-{
-	union {
-		struct cmsghdr head;
-		char room[CMSG_SPACE(sizeof(int))];
-	} c = {.head = {CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS}};
-	char copy[KERN_EXCHANGE_MAX + 1] = "";
-	struct msghdr h;
-	struct iovec io;
-	if (bytes)
-		memcpy(copy, data, bytes);
-	memcpy(CMSG_DATA(&c.head), &fd, sizeof fd);
-	message_of(&h, &io, &c, fd < 0 ? 0 : sizeof c.room, copy, bytes + 1);
-	return sendmsg(socket, &h, MSG_NOSIGNAL) == (ssize_t)bytes + 1;
-}
-
-static bool take(int socket, void *data, size_t bytes, int *fd)
-{
-	union {
-		struct cmsghdr head;
-		char room[CMSG_SPACE(sizeof(int))];
-	} c;
-	char copy[KERN_EXCHANGE_MAX + 1];
-	struct msghdr h;
-	struct iovec io;
-	message_of(&h, &io, &c, sizeof c.room, copy, bytes + 1);
-	*fd = -1;
-	if (recvmsg(socket, &h, MSG_CMSG_CLOEXEC) != (ssize_t)bytes + 1)
-		return false;
-	if (h.msg_controllen)
-		memcpy(fd, CMSG_DATA(&c.head), sizeof *fd);
-	if (bytes)
-		memcpy(data, copy, bytes);
-	return true;
-}
-
 static int rank_exchange(void *arg, const void *mine, size_t bytes, int fd, void *ret_all,
                          int *ret_fds)
 {
 	const struct rank *r = arg;
-	int *socket = r->g->socket[r->rank];
-	bool fine = bytes <= KERN_EXCHANGE_MAX;
-	for (unsigned i = 0; i < RANKS && fine; i++)
-		fine = i == r->rank || give(socket[i], mine, bytes, fd);
-	for (unsigned i = 0; i < RANKS && fine; i++) {
-		void *at = (char *)ret_all + i * bytes;
-		if (i != r->rank)
-			fine = take(socket[i], at, bytes, &ret_fds[i]);
-		else {
-			ret_fds[i] = -1;
-			if (bytes)
-				memcpy(at, mine, bytes);
-		}
-	}
-	return fine ? 0 : -1;
+	return links_exchange(r->g->socket[r->rank], r->rank, RANKS, mine, bytes, fd, ret_all, ret_fds);
 }
 
 /* A rank's device: its part of the table and of the columns, memory of its own, and GROUP memory:
@@ -182,23 +141,34 @@ static size_t rows_bytes(const struct group *g)
 	return world_limits(g->w).rows * RANK_DIM * sizeof(float);
 }
 
-/* Rows of the table are gathered, then the columns of a product; the norm of a whole row
- * follows. */
+/* Where the parts are that ranks exchange, in GROUP memory; in a rank's own memory the ids of their
+ * experts, and what the rank has of them afterwards. */
+static size_t parts_at(size_t bytes)
+{
+	return 2 * bytes + SAID_ROOM;
+}
+
+/* Rows of the table are gathered, then the columns of a product, with the parts that ranks
+ * exchange; the norm of a whole row follows. */
 static void rank_ops(struct kern_op *op, const struct part_of_group *p, size_t bytes,
                      uint32_t column, uint32_t first)
 {
 	kern_ptr group = p->group.dev;
 	struct kern_tensor h = {group, RANK_DIM, KERN_F32},
-					   y = {kern_at(group, bytes), RANK_DIM, KERN_F32};
+					   y = {kern_at(group, bytes), RANK_DIM, KERN_F32},
+					   parts = {kern_at(group, parts_at(bytes)), RANK_DIM, KERN_F32};
 	memset(op, 0, RANK_OPS * sizeof *op);
 	op[0].kind = KERN_OP_EMBED;
 	op[0].embed.y = h;
 	op[0].embed.w = p->table;
 	op[0].embed.first = first;
 	op[1].kind = op[3].kind = KERN_OP_GATHER;
-	op[1].gather.tensors = op[3].gather.tensors = 1;
-	op[1].gather.t[0] = (struct kern_gathered){h, 1, RANK_DIM, 1, VOCABULARY};
-	op[3].gather.t[0] = (struct kern_gathered){y, 1, RANK_DIM, RANK_DIM / RANKS, 0};
+	op[1].gather.tensors = 1;
+	op[3].gather.tensors = 2;
+	op[1].gather.t[0] = (struct kern_gathered){h, 1, RANK_DIM, 1, VOCABULARY, {0}};
+	op[3].gather.t[0] = (struct kern_gathered){y, 1, RANK_DIM, RANK_DIM / RANKS, 0, {0}};
+	op[3].gather.t[1] = (struct kern_gathered){parts, PARTS,   RANK_DIM,
+	                                           UNIT,  EXPERTS, kern_at(p->own.dev, 2 * bytes)};
 	op[2].kind = KERN_OP_MATMUL;
 	op[2].matmul.x = h;
 	op[2].matmul.products = 1;
@@ -214,7 +184,36 @@ static void rank_ops(struct kern_op *op, const struct part_of_group *p, size_t b
 	op[6].kind = KERN_OP_BROADCAST;
 	op[6].broadcast.at = kern_at(group, 2 * bytes);
 	op[6].broadcast.bytes = sizeof(uint32_t[SAID]);
-	op[7].kind = KERN_OP_BARRIER; /* before the next run writes */
+	op[7].kind = KERN_OP_SCALE;
+	op[7].scale.x = (struct kern_tensor){parts.at, PARTS * RANK_DIM, KERN_F32};
+	op[7].scale.y = (struct kern_tensor){kern_at(p->own.dev, 3 * bytes), PARTS * RANK_DIM,
+	                                     KERN_F32};
+	op[7].scale.factor = 1;
+	op[7].scale.dim = PARTS * RANK_DIM;
+	op[8].kind = KERN_OP_BARRIER; /* before the next run writes */
+}
+
+/* The lines of this rank's experts, and the ids of all. */
+static int parts_put(const struct part_of_group *p, const struct device *dev, size_t bytes,
+                     unsigned rank, unsigned ranks)
+{
+	uint32_t ids[LINES], first = kern_share(EXPERTS, 1, rank, ranks),
+						 end = kern_share(EXPERTS, 1, rank + 1, ranks);
+	float line[RANK_DIM];
+	for (uint32_t i = 0; i < LINES; i++)
+		ids[i] = chosen_expert(i);
+	int rc = p->k->upload(dev->s, kern_at(p->own.dev, 2 * bytes), ids, sizeof ids);
+	rc = rc ? rc : p->k->sync(dev->s);
+	for (uint32_t i = 0; i < LINES && !rc; i++) {
+		for (uint32_t c = 0; c < RANK_DIM; c++)
+			line[c] = exchanged(i, c);
+		if (ids[i] < first || ids[i] >= end)
+			continue;
+		rc = p->k->upload(dev->s, kern_at(p->group.dev, parts_at(bytes) + i * sizeof line), line,
+		                  sizeof line);
+		rc = rc ? rc : p->k->sync(dev->s);
+	}
+	return rc;
 }
 
 static int part_new(struct part_of_group *p, const struct group *g, const struct device *dev,
@@ -228,8 +227,8 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 	limits.vocab = keeps ? RANK_DIM : limits.vocab;
 	struct kern_op op[RANK_OPS_MAX];
 	size_t bytes = rows_bytes(g);
-	int rc = k->mem_new(dev->d, KERN_MEM_DEVICE, 2 * bytes, &p->own);
-	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_GROUP, 2 * bytes + SAID * 4, &p->group);
+	int rc = k->mem_new(dev->d, KERN_MEM_DEVICE, (3 + PARTS) * bytes, &p->own);
+	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_GROUP, parts_at(bytes) + PARTS * bytes, &p->group);
 	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_SHARED, sizeof(uint64_t), &p->board);
 	for (int i = 0; i < 2; i++) {
 		rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_PINNED, batch_bytes(g->w), &p->batch[i]);
@@ -238,12 +237,11 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 			            i ? NULL : &(struct kern_progress){p->board.dev, TOLD, 1},
 			            p->batch[i].host);
 	}
-	rc = rc ? rc
-	        : k->weight_new(dev->d, KERN_F32, n, RANK_DIM, g->weight + (size_t)rank * n * RANK_DIM,
-	                        0, &p->w);
-	rc = rc ? rc
-	        : k->weight_new(dev->d, KERN_F32, end - first, RANK_DIM,
-	                        g->table + (size_t)first * RANK_DIM, 0, &p->table);
+	if (rc)
+		return rc;
+	p->w = weight_get(dev, KERN_F32, 1, n, RANK_DIM, g->weight + (size_t)rank * n * RANK_DIM);
+	p->table = weight_get(dev, KERN_F32, 1, end - first, RANK_DIM,
+	                      g->table + (size_t)first * RANK_DIM);
 	rc = rc ? rc : k->upload(dev->s, kern_at(p->own.dev, bytes), g->w_norm, RANK_DIM * 4);
 	/* only rank 0 has what it will say */
 	uint32_t said[SAID];
@@ -252,6 +250,7 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 	if (!rc && !rank)
 		rc = k->upload(dev->s, kern_at(p->group.dev, 2 * bytes), said, sizeof said);
 	rc = rc ? rc : k->sync(dev->s);
+	rc = rc ? rc : parts_put(p, dev, bytes, rank, ranks);
 	if (rc)
 		return rc;
 	rank_ops(op, p, bytes, rank * n, first);
@@ -288,6 +287,9 @@ static int rank_run(const struct group *g, const struct device *dev, unsigned ra
 	rc = rc ? rc
 	        : p.k->download(dev->s, ret_heard->said, kern_at(p.group.dev, 2 * rows_bytes(g)),
 	                        sizeof ret_heard->said);
+	rc = rc ? rc
+	        : p.k->download(dev->s, ret_heard->exchanged, kern_at(p.own.dev, 3 * rows_bytes(g)),
+	                        sizeof ret_heard->exchanged);
 	rc = rc ? rc : p.k->sync(dev->s);
 	if (p.p)
 		p.k->program_destroy(&p.p);
@@ -298,6 +300,76 @@ static int rank_run(const struct group *g, const struct device *dev, unsigned ra
 	p.k->mem_free(dev->d, &p.board);
 	p.k->mem_free(dev->d, &p.group);
 	p.k->mem_free(dev->d, &p.own);
+	return rc;
+}
+
+/* --- sums over the ranks ------------------------------------------------- */
+
+/* What a rank adds: small integers, so that every order of additions gives the same. */
+static float addend(unsigned rank, uint32_t run, uint32_t i)
+{
+	return (float)((7 * i + 3 * rank + 5 * run) % 31) - 9;
+}
+
+static float total(uint32_t run, uint32_t i)
+{
+	float sum = 0;
+	for (unsigned r = 0; r < RANKS; r++)
+		sum += addend(r, run, i);
+	return sum;
+}
+
+static int adds_once(const struct device *dev, struct kern_program *p, const struct kern_mem *batch,
+                     const struct kern_mem *own, size_t bytes, unsigned rank, uint32_t run,
+                     char *why, size_t size)
+{
+	const struct kern_ops *k = dev->ops;
+	float x[RESULTS];
+	uint16_t y[RESULTS];
+	for (uint32_t i = 0; i < RESULTS; i++)
+		x[i] = addend(rank, run, i), y[i] = kern_f32_to_bf16(x[i]);
+	int rc = k->upload(dev->s, own->dev, x, sizeof x);
+	rc = rc ? rc : k->upload(dev->s, kern_at(own->dev, bytes), y, sizeof y);
+	rc = rc ? rc : k->sync(dev->s); /* x and y may be read until then */
+	rc = rc ? rc : k->run(dev->s, p, batch);
+	int sync = k->sync(dev->s);
+	rc = rc ? rc : sync;
+	rc = rc ? rc : k->download(dev->s, x, own->dev, sizeof x);
+	rc = rc ? rc : k->download(dev->s, y, kern_at(own->dev, bytes), sizeof y);
+	rc = rc ? rc : k->sync(dev->s);
+	for (uint32_t i = 0; i < RESULTS && !rc; i++)
+		if (x[i] != total(run, i) || kern_bf16_to_f32(y[i]) != total(run, i)) {
+			snprintf(why, size, "run %u: value %u is %g and %g, want %g", run, i, (double)x[i],
+			         (double)kern_bf16_to_f32(y[i]), (double)total(run, i));
+			rc = 1;
+		}
+	return rc;
+}
+
+/* Adds rows of float32, then of bfloat16, a few times. */
+static int adds_run(const struct group *g, const struct device *dev, unsigned rank, char *why,
+                    size_t size)
+{
+	const struct kern_ops *k = dev->ops;
+	struct kern_limits limits = world_limits(g->w);
+	struct kern_mem own = {0}, batch = {0};
+	struct kern_program *p = NULL;
+	struct kern_op op[2] = {{.kind = KERN_OP_REDUCE}, {.kind = KERN_OP_REDUCE}};
+	size_t bytes = rows_bytes(g);
+	int rc = k->mem_new(dev->d, KERN_MEM_DEVICE, 2 * bytes, &own);
+	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_PINNED, batch_bytes(g->w), &batch);
+	if (!rc)
+		batch_write(g->w, &g->s.step[0], 0, NULL, batch.host);
+	op[0].reduce.x = (struct kern_tensor){own.dev, RANK_DIM, KERN_F32};
+	op[1].reduce.x = (struct kern_tensor){kern_at(own.dev, bytes), RANK_DIM, KERN_BF16};
+	op[0].reduce.dim = op[1].reduce.dim = RANK_DIM;
+	rc = rc ? rc : k->program_new(dev->d, op, 2, &limits, &p);
+	for (uint32_t run = 0; run < RANK_RUNS && !rc; run++)
+		rc = adds_once(dev, p, &batch, &own, bytes, rank, run, why, size);
+	if (p)
+		k->program_destroy(&p);
+	k->mem_free(dev->d, &batch);
+	k->mem_free(dev->d, &own);
 	return rc;
 }
 
@@ -340,17 +412,22 @@ static void rank_process(struct rank *r)
 	int rc = rank_open(r, &dev, sh->left.why[r->rank], sizeof sh->left.why[0]);
 	if (!rc && g->way->missing && r->rank == g->way->missing) {
 		struct part_of_group p = {0};
-		rc = part_new(&p, g, &dev, r->rank, RANKS);
+		rc = g->way->adds ? 0 : part_new(&p, g, &dev, r->rank, RANKS);
 		sleep(g->way->told ? 1 : 2 * g->way->left_s);
 		__atomic_store_n(&sh->broken, 1, __ATOMIC_RELEASE);
 		_exit(rc != 0);
 	}
 	double begun = now_s();
+	char *why = sh->left.why[r->rank];
+	if (!rc && g->way->adds && (!dev.ops->reduces || !dev.ops->reduces(dev.d)))
+		sh->left.cannot_add = 1;
 	rc = rc ? rc
-	        : rank_run(g, &dev, r->rank, RANKS, sh->left.out[r->rank], &sh->left.heard[r->rank]);
+	     : g->way->adds
+	         ? adds_run(g, &dev, r->rank, why, sizeof sh->left.why[0])
+	         : rank_run(g, &dev, r->rank, RANKS, sh->left.out[r->rank], &sh->left.heard[r->rank]);
 	sh->left.seconds[r->rank] = now_s() - begun;
 	sh->left.rc[r->rank] = rc;
-	if (rc && dev.d)
+	if (rc < 0 && dev.d)
 		snprintf(sh->left.why[r->rank], sizeof sh->left.why[0], "%s", dev.ops->last_error(dev.d));
 	if (dev.s)
 		dev.ops->stream_destroy(&dev.s);
@@ -365,7 +442,7 @@ static void sockets_new(struct group *g)
 	int pair[2];
 	for (unsigned i = 0; i < RANKS; i++)
 		for (unsigned j = 0; j < i; j++) {
-			EXPECT(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0, "no sockets");
+			link_new(pair);
 			g->socket[i][j] = pair[0];
 			g->socket[j][i] = pair[1];
 		}
@@ -442,6 +519,18 @@ static bool has_groups(const struct target *t)
 	return !t->absent && t->ops->ranks_max >= RANKS && t->activations == KERN_F32;
 }
 
+/* A rank's columns of every part. */
+static void expect_exchanged(const struct heard *heard, unsigned rank, unsigned ranks)
+{
+	for (uint32_t i = 0; i < LINES; i++)
+		for (uint32_t c = kern_share(RANK_DIM, UNIT, rank, ranks);
+		     c < kern_share(RANK_DIM, UNIT, rank + 1, ranks); c++)
+			EXPECT(heard->exchanged[i * RANK_DIM + c] == exchanged(i, c),
+			       "rank %u has %g in part %u of expert %u, column %u, want %g", rank,
+			       (double)heard->exchanged[i * RANK_DIM + c], i, chosen_expert(i), c,
+			       (double)exchanged(i, c));
+}
+
 static void expect_group(const struct computed *c, const float *want)
 {
 	for (size_t i = 0; i < LEN(ways); i++) {
@@ -456,6 +545,7 @@ static void expect_group(const struct computed *c, const float *want)
 			for (uint32_t k = 0; k < SAID; k++)
 				EXPECT(got->heard[r].said[k] == said_word(k), "rank %u has heard %u as word %u", r,
 				       got->heard[r].said[k], k);
+			expect_exchanged(&got->heard[r], r, RANKS);
 		}
 		EXPECT(!c->ran[i] || c->g.target->ops->own_memory || got->meetings == 5 * RANK_RUNS - 1,
 		       "%u meetings in %d runs, want one for each collective and for progress, which "
@@ -471,7 +561,9 @@ CONFORM_TEST(groups_of_ranks)
 		for (size_t i = 0; i < LEN(ways) && has_groups(&conform_targets[t]); i++) {
 			if (i == 0)
 				group_new(&c[t].g, &conform_targets[t]);
-			if (ways[i].own_memory && !conform_targets[t].ops->own_memory)
+			/* the variant fast gathers with the same kernels */
+			if (ways[i].own_memory && (!conform_targets[t].ops->own_memory ||
+			                           !strcmp(conform_targets[t].variant, "fast")))
 				continue;
 			group_run(&c[t].g, &ways[i]);
 			c[t].got[i] = c[t].g.sh->left;
@@ -488,6 +580,7 @@ CONFORM_TEST(groups_of_ranks)
 		device_ok(dev, rank_run(&c[t_].g, dev, 0, 1, want, &alone), "a device that is alone");
 		EXPECT(alone.word == TOLD, "a device that is alone told %llu, want %d",
 		       (unsigned long long)alone.word, TOLD);
+		expect_exchanged(&alone, 0, 1);
 		expect_group(&c[t_], want);
 	}
 }
@@ -509,7 +602,8 @@ CONFORM_TEST(groups_that_break)
 		for (size_t i = 0; i < LEN(broken) && has_groups(&conform_targets[t]); i++) {
 			const struct way *way = &broken[i];
 			struct group g;
-			if (way->own_memory != (conform_targets[t].ops->own_memory != 0))
+			if (way->own_memory != (conform_targets[t].ops->own_memory != 0) ||
+			    !strcmp(conform_targets[t].variant, "fast"))
 				continue;
 			group_new(&g, &conform_targets[t]);
 			group_run(&g, way);
@@ -517,13 +611,60 @@ CONFORM_TEST(groups_that_break)
 				if (way->missing && r == way->missing)
 					continue;
 				EXPECT(g.sh->left.rc[r] < 0, "rank %u goes on without its group", r);
-				EXPECT(g.sh->left.seconds[r] < 3, "rank %u noticed after %g s", r,
+				EXPECT(g.sh->left.seconds[r] < NOTICED_S, "rank %u noticed after %g s", r,
 				       g.sh->left.seconds[r]);
 				const char *why = way->left_s ? "rank 2 did not reach a collective within 1 s"
 				                  : way->told ? "the group of ranks is broken"
 				                              : "";
 				EXPECT(strstr(g.sh->left.why[r], why), "rank %u says \"%s\", want \"%s\"", r,
 				       g.sh->left.why[r], why);
+			}
+		}
+}
+
+/* What each rank has, added up; where a device cannot, it says so, and a rank that does not come
+ * ends the others' wait. */
+CONFORM_TEST(groups_that_add)
+{
+	static const struct way adding[] = {
+		{.name = "sums, as it comes", .adds = true},
+		{.name = "sums, in any order", .setting = {"CUDA_HOST_DELAY_US=500"}, .adds = true},
+		{.name = "sums on one device", .one_device = true, .adds = true},
+		{.name = "sums without a rank", .missing = 1, .told = true, .adds = true},
+		{.name = "sums with a late rank", .missing = 2, .left_s = 1, .adds = true},
+		{.name = "sums that fail", .setting = {"CUDA_HOST_FAIL=ncclAllReduce:2"}, .adds = true},
+	};
+	for (unsigned t = 0; t < conform_target_count; t++)
+		for (size_t i = 0; i < LEN(adding) && has_groups(&conform_targets[t]); i++) {
+			const struct target *target = &conform_targets[t];
+			const struct way *way = &adding[i];
+			bool can = !strcmp(target->backend, "cuda") && !strcmp(target->variant, "fast") &&
+			           !way->one_device;
+			struct group g;
+			if (!can && i && !way->one_device)
+				continue;
+			group_new(&g, &conform_targets[t]);
+			group_run(&g, way);
+			if (g.sh->left.rc[0] == KERN_ENOTSUP && strstr(g.sh->left.why[0], "machine lacks")) {
+				SKIP_PART("%s: %s", target->name, g.sh->left.why[0]);
+				break;
+			}
+			EXPECT(g.sh->left.cannot_add == !can, "whether the devices reduce: want %d", can);
+			const char *want = !can          ? "sums "
+			                   : way->told   ? "the group of ranks is broken"
+			                   : way->left_s ? "a rank is late or has stopped"
+			                   : way->setting[0] && strstr(way->setting[0], "FAIL")
+			                       ? "NCCL 2.18: unhandled system error"
+			                       : NULL;
+			for (unsigned r = 0; r < RANKS; r++) {
+				if (way->missing && r == way->missing)
+					continue;
+				const char *why = g.sh->left.why[r];
+				EXPECT(want ? g.sh->left.rc[r] < 0 && strstr(why, want) : g.sh->left.rc[r] == 0,
+				       "rank %u returned %d (%s), want %s", r, g.sh->left.rc[r], why,
+				       want ? want : "0");
+				EXPECT(g.sh->left.seconds[r] < NOTICED_S, "rank %u noticed after %g s", r,
+				       g.sh->left.seconds[r]);
 			}
 		}
 }
@@ -562,10 +703,7 @@ static void multiply(const struct device *dev, struct world *w, const struct ker
 	struct kern_weight *m;
 	struct kern_program *p;
 	kern_ptr out = kern_at(mem.dev, RANK_ROWS * PART_K * 4);
-	device_ok(dev,
-	          dev->ops->weight_new(dev->d, KERN_BF16, n, PART_K, data + (size_t)first * PART_K, 0,
-	                               &m),
-	          "weight_new");
+	m = weight_get(dev, KERN_BF16, 1, n, PART_K, data + (size_t)first * PART_K);
 	if (n != WHOLE_N && dev->ops->weight_part_of)
 		dev->ops->weight_part_of(m, WHOLE_N);
 	op.matmul.x = (struct kern_tensor){mem.dev, PART_K, KERN_F32};

@@ -8,43 +8,59 @@ CONFORM_TEST(weights_that_cannot_be)
 {
 	static const struct {
 		enum kern_dtype type;
-		uint32_t n, k;
+		uint32_t count, n, k;
 		const char *text;
 	} cases[] = {
-		{KERN_Q8_0, 3, 33, "q8_0"}, {KERN_Q6_K, 3, 32, "q6_k"}, {KERN_DTYPE_COUNT, 3, 32, ""},
-		{KERN_I8, 3, 32, "int8"},   {KERN_F8, 3, 32, "fp8"},    {KERN_F32, 0, 32, "f32"},
-		{KERN_F32, 3, 0, "f32"},
+		{KERN_Q8_0, 1, 3, 33, "q8_0"},
+		{KERN_Q6_K, 1, 3, 32, "q6_k"},
+		{KERN_DTYPE_COUNT, 1, 3, 32, ""},
+		{KERN_I8, 1, 3, 32, "int8"},
+		{KERN_F8, 1, 3, 32, "fp8"},
+		{KERN_F32, 1, 0, 32, "f32"},
+		{KERN_F32, 1, 3, 0, "f32"},
+		{KERN_F32, 0, 3, 32, "0 matrices"},
+		{KERN_F32, UINT32_MAX, 3, 32, "4294967295 matrices"},
 	};
-	unsigned char data[3 * 33 * 4] = {0};
 	EACH_TARGET(dev, 1)
 	for (size_t i = 0; i < LEN(cases); i++) {
 		struct kern_weight *w = NULL;
-		int rc = dev->ops->weight_new(dev->d, cases[i].type, cases[i].n, cases[i].k, data, 0, &w);
+		int rc = dev->ops->weight_new(dev->d, cases[i].type, cases[i].count, cases[i].n, cases[i].k,
+		                              &w);
 		EXPECT((rc == KERN_EINVAL || rc == KERN_ENOTSUP) && !w, "case %zu returned %d", i, rc);
 		EXPECT(strstr(dev->ops->last_error(dev->d), cases[i].text), "case %zu: \"%s\" lacks \"%s\"",
 		       i, dev->ops->last_error(dev->d), cases[i].text);
 	}
 }
 
-/* Rows nearer to each other than they are long, and no data at all. */
-CONFORM_TEST(weights_whose_rows_overlap)
+/* Rows nearer to each other than they are long, no data at all, and a matrix too many. */
+CONFORM_TEST(loads_that_cannot_be)
 {
 	unsigned char data[3 * 32 * 4] = {0};
+	static const struct {
+		uint32_t matrix;
+		size_t row_bytes;
+		const char *text;
+	} cases[] = {{0, 127, "127"}, {1, 0, "data"}, {2, 128, "2 matrices has no matrix 2"}};
 	EACH_TARGET(dev, 1)
-	for (int i = 0; i < 2; i++) {
+	{
 		struct kern_weight *w = NULL;
-		int rc = dev->ops->weight_new(dev->d, KERN_F32, 3, 32, i ? NULL : data, i ? 0 : 127, &w);
-		EXPECT(rc == KERN_EINVAL && !w, "case %d returned %d", i, rc);
-		EXPECT(strstr(dev->ops->last_error(dev->d), i ? "data" : "127"), "case %d: \"%s\"", i,
-		       dev->ops->last_error(dev->d));
+		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, 2, 3, 32, &w), "weight_new");
+		for (size_t i = 0; i < LEN(cases); i++) {
+			int rc = dev->ops->weight_load(dev->d, w, cases[i].matrix,
+			                               cases[i].row_bytes ? data : NULL, cases[i].row_bytes);
+			EXPECT(rc == KERN_EINVAL, "case %zu returned %d", i, rc);
+			EXPECT(strstr(dev->ops->last_error(dev->d), cases[i].text), "case %zu: \"%s\"", i,
+			       dev->ops->last_error(dev->d));
+		}
+		dev->ops->weight_destroy(dev->d, &w);
 	}
 }
 
-/* What operations of these tests work on: matrices (3, 64), (3, 32), (5, 3), (5, 64) of float32 and
- * (3, 64) of bf16. */
+/* What operations of these tests work on: weights (2, 3, 64), (2, 3, 32), (2, 5, 3), (2, 5, 64) and
+ * (1, 3, 64). */
 struct things {
 	struct kern_mem mem;
-	struct kern_weight *w64, *w32, *w3, *w5, *w_half, *gate[2], *up[2], *down[2];
+	struct kern_weight *w64, *w32, *w3, *w5, *one;
 	struct kern_kv_layer kv;
 	struct kern_tensor x, y;
 	kern_ptr words;
@@ -52,25 +68,13 @@ struct things {
 
 static struct things things_new(const struct device *dev)
 {
-	float *data = rand_floats(5 * 64, 1);
-	struct things t = {.mem = mem_get(dev, KERN_MEM_DEVICE, 1 << 20)};
-	const struct {
-		struct kern_weight **w;
-		enum kern_dtype type;
-		uint32_t n, k;
-	} weights[] = {
-		{&t.w64, KERN_F32, 3, 64}, {&t.w32, KERN_F32, 3, 32},     {&t.w3, KERN_F32, 5, 3},
-		{&t.w5, KERN_F32, 5, 64},  {&t.w_half, KERN_BF16, 3, 64},
-	};
-	for (size_t i = 0; i < LEN(weights); i++)
-		device_ok(dev,
-		          dev->ops->weight_new(dev->d, weights[i].type, weights[i].n, weights[i].k, data, 0,
-		                               weights[i].w),
-		          "weight_new");
-	for (int i = 0; i < 2; i++) {
-		t.gate[i] = t.up[i] = t.w64;
-		t.down[i] = t.w3;
-	}
+	float *data = rand_floats(2 * 5 * 64, 1);
+	struct things t = {.mem = mem_get(dev, KERN_MEM_DEVICE, 1 << 20),
+	                   .w64 = weight_get(dev, KERN_F32, 2, 3, 64, data),
+	                   .w32 = weight_get(dev, KERN_F32, 2, 3, 32, data),
+	                   .w3 = weight_get(dev, KERN_F32, 2, 5, 3, data),
+	                   .w5 = weight_get(dev, KERN_F32, 2, 5, 64, data),
+	                   .one = weight_get(dev, KERN_F32, 1, 3, 64, data)};
 	t.x = (struct kern_tensor){t.mem.dev, 64, KERN_F32};
 	t.y = (struct kern_tensor){kern_at(t.mem.dev, 1 << 18), 64, KERN_F32};
 	t.words = kern_at(t.mem.dev, 3 << 17);
@@ -89,8 +93,8 @@ static void things_free(const struct device *dev, struct things *t)
 	dev->ops->weight_destroy(dev->d, &t->w32);
 	dev->ops->weight_destroy(dev->d, &t->w3);
 	dev->ops->weight_destroy(dev->d, &t->w5);
-	dev->ops->weight_destroy(dev->d, &t->w_half);
-	EXPECT(!t->w64 && !t->w32 && !t->w3 && !t->w5 && !t->w_half, "weight_destroy leaves a pointer");
+	dev->ops->weight_destroy(dev->d, &t->one);
+	EXPECT(!t->w64 && !t->w32 && !t->w3 && !t->w5 && !t->one, "weight_destroy leaves a pointer");
 	dev->ops->mem_free(dev->d, &t->mem);
 }
 
@@ -138,28 +142,39 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 		op.route.weights = kern_at(t->words, 4096);
 		break;
 	case KERN_OP_EXPERTS_ACT:
-		op.experts_act.experts = (struct kern_experts){.experts = 2, .gate = t->gate, .up = t->up};
+		op.experts_act.experts = (struct kern_experts){
+			.experts = 2, .count = 2, .gate = t->w64, .up = t->w64};
 		op.experts_act.ids = t->words;
 		op.experts_act.used = 2;
 		op.experts_act.x = t->x;
 		op.experts_act.y = t->y;
 		break;
 	case KERN_OP_EXPERTS_DOWN:
-		op.experts_down.experts = (struct kern_experts){.experts = 2, .down = t->down};
+		op.experts_down.experts = (struct kern_experts){.experts = 2, .count = 2, .down = t->w3};
 		op.experts_down.ids = t->words;
 		op.experts_down.weights = kern_at(t->words, 4096);
 		op.experts_down.used = 2;
 		op.experts_down.x = t->x;
 		op.experts_down.y = t->y;
 		break;
+	case KERN_OP_EXPERTS_SUM:
+		op.experts_sum.ids = t->words;
+		op.experts_sum.weights = kern_at(t->words, 4096);
+		op.experts_sum.used = 2, op.experts_sum.dim = 64;
+		op.experts_sum.x = t->x;
+		op.experts_sum.y = t->y;
+		break;
 	case KERN_OP_HEADS_MATMUL:
-		op.heads_matmul.x = t->x, op.heads_matmul.y = t->y, op.heads_matmul.w = t->down,
+		op.heads_matmul.x = t->x, op.heads_matmul.y = t->y, op.heads_matmul.w = t->w3,
 		op.heads_matmul.heads = 2;
 		break;
 	case KERN_OP_GATHER:
-		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16, 0};
+		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16, 0, {0}};
 		break;
 	case KERN_OP_BROADCAST: op.broadcast.at = t->words, op.broadcast.bytes = 64; break;
+	case KERN_OP_REDUCE:
+		op.reduce.x = t->x, op.reduce.x.type = KERN_F32, op.reduce.dim = (uint32_t)t->x.ld;
+		break;
 	case KERN_OP_SAMPLE:
 		op.rows = KERN_ROWS_TAIL, op.sample.logits = t->x, op.sample.results = t->words;
 		break;
@@ -217,10 +232,20 @@ static void refuse_tensors(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].parts = 0);
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].unit = 0);
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].dim = 0);
+	REFUSED(KERN_OP_GATHER, op.gather.t[0].chosen = t.words);
+	REFUSED(KERN_OP_GATHER, (op.gather.t[0].chosen.v = 2, op.gather.t[0].ids = 8));
+	REFUSED(KERN_OP_GATHER,
+	        (op.gather.t[0].chosen = t.words, op.gather.t[0].ids = 8, op.gather.to_first = 1));
 	REFUSED(KERN_OP_BROADCAST, op.broadcast.at.v = 0);
 	REFUSED(KERN_OP_BROADCAST, op.broadcast.at.v += 2);
 	REFUSED(KERN_OP_BROADCAST, op.broadcast.bytes = 0);
 	REFUSED(KERN_OP_BROADCAST, op.broadcast.bytes = 6);
+	TENSOR_REFUSED(KERN_OP_REDUCE, reduce.x);
+	REFUSED(KERN_OP_REDUCE, op.reduce.dim--);
+	REFUSED(KERN_OP_REDUCE, op.reduce.x.type = KERN_F16);
+	/* without a pipeline; more in test_conform_stages.c */
+	REFUSED(KERN_OP_SEND, (op.send.x = t.x, op.send.dim = (uint32_t)t.x.ld, op.send.peer = 1));
+	REFUSED(KERN_OP_RECV, (op.recv.x = t.x, op.recv.dim = (uint32_t)t.x.ld));
 	TENSOR_REFUSED(KERN_OP_SCALE, scale.y);
 	TENSOR_REFUSED(KERN_OP_SCALE, scale.x);
 	TENSOR_REFUSED(KERN_OP_NORM, norm.y);
@@ -243,6 +268,8 @@ static void refuse_tensors(const struct device *dev, const struct things *of)
 	TENSOR_REFUSED(KERN_OP_EXPERTS_ACT, experts_act.y);
 	TENSOR_REFUSED(KERN_OP_EXPERTS_DOWN, experts_down.x);
 	TENSOR_REFUSED(KERN_OP_EXPERTS_DOWN, experts_down.y);
+	TENSOR_REFUSED(KERN_OP_EXPERTS_SUM, experts_sum.x);
+	TENSOR_REFUSED(KERN_OP_EXPERTS_SUM, experts_sum.y);
 	TENSOR_REFUSED(KERN_OP_HEADS_MATMUL, heads_matmul.x);
 	TENSOR_REFUSED(KERN_OP_HEADS_MATMUL, heads_matmul.y);
 }
@@ -255,15 +282,11 @@ static void refuse_products(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_MATMUL, op.matmul.p[0].y.ld = 2);
 	REFUSED(KERN_OP_HEADS_MATMUL, op.heads_matmul.heads = 0);
 	REFUSED(KERN_OP_HEADS_MATMUL, op.heads_matmul.tail = 30);
-	REFUSED(KERN_OP_HEADS_MATMUL, t.down[1] = t.w64);
+	REFUSED(KERN_OP_HEADS_MATMUL, op.heads_matmul.w = t.w64);
 	REFUSED(KERN_OP_HEADS_MATMUL,
-	        (op.heads_matmul.w = t.gate, op.heads_matmul.x.ld = 999, t.gate[1] = t.w5));
-	REFUSED(KERN_OP_HEADS_MATMUL, (op.heads_matmul.w = t.gate, op.heads_matmul.heads = 1,
-	                               t.gate[0] = t.w64, op.heads_matmul.tail = 1));
-	REFUSED(KERN_OP_HEADS_MATMUL,
-	        (op.heads_matmul.w = t.gate, op.heads_matmul.x.ld = 999, t.gate[1] = t.w_half));
-	REFUSED(KERN_OP_HEADS_MATMUL,
-	        (op.heads_matmul.w = t.gate, op.heads_matmul.x.ld = 999, t.gate[1] = t.w32));
+	        (op.heads_matmul.w = t.one, op.heads_matmul.heads = 1, op.heads_matmul.tail = 1));
+	REFUSED(KERN_OP_HEADS_MATMUL, op.heads_matmul.heads = 1);
+	REFUSED(KERN_OP_HEADS_MATMUL, (op.heads_matmul.w = t.one, op.heads_matmul.x.ld = 999));
 }
 
 static void refuse_rope_and_kv(const struct device *dev, const struct things *of)
@@ -310,17 +333,22 @@ static void refuse_experts(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.experts = KERN_EXPERTS_MAX + 1);
 	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.used = 0);
 	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.used = KERN_EXPERTS_USED_MAX + 1);
-	REFUSED(KERN_OP_EXPERTS_ACT, t.gate[1] = t.w32);
-	REFUSED(KERN_OP_EXPERTS_ACT, t.gate[1] = t.w3);
-	REFUSED(KERN_OP_EXPERTS_ACT, t.gate[1] = t.w_half);
-	REFUSED(KERN_OP_EXPERTS_ACT, t.up[1] = t.w32);
-	REFUSED(KERN_OP_EXPERTS_ACT, t.up[1] = t.w_half);
-	REFUSED(KERN_OP_EXPERTS_ACT, (t.up[1] = t.w5, op.experts_act.y.ld = 99));
-	REFUSED(KERN_OP_EXPERTS_ACT, t.up[0] = t.up[1] = t.w32);
-	REFUSED(KERN_OP_EXPERTS_ACT, (t.up[0] = t.up[1] = t.w5, op.experts_act.y.ld = 99));
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.gate = t.one);
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.up = t.one);
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.up = t.w32);
+	REFUSED(KERN_OP_EXPERTS_ACT, (op.experts_act.experts.up = t.w5, op.experts_act.y.ld = 99));
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.first = 1);
+	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.first = UINT32_MAX);
+	REFUSED(KERN_OP_EXPERTS_ACT,
+	        (op.experts_act.experts.first = 3, op.experts_act.experts.count = 0));
 	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.used = KERN_EXPERTS_USED_MAX + 1);
 	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.used = 0);
-	REFUSED(KERN_OP_EXPERTS_DOWN, t.down[1] = t.w32);
+	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.experts.down = t.one);
+	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.experts.count = 3);
+	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.pairs = op.experts_down.add = 1);
+	REFUSED(KERN_OP_EXPERTS_SUM, op.experts_sum.used = 0);
+	REFUSED(KERN_OP_EXPERTS_SUM, op.experts_sum.used = KERN_EXPERTS_USED_MAX + 1);
+	REFUSED(KERN_OP_EXPERTS_SUM, op.experts_sum.dim = 0);
 	REFUSED(KERN_OPS, op.rows = KERN_ROWS_ALL);
 }
 
@@ -360,14 +388,9 @@ static void refuse_missing_weights(const struct device *dev, const struct things
 	REFUSED(KERN_OP_MATMUL, op.matmul.p[0].w = NULL);
 	REFUSED(KERN_OP_MATMUL, (op.matmul.products = 2, op.matmul.p[1].w = NULL));
 	REFUSED(KERN_OP_HEADS_MATMUL, op.heads_matmul.w = NULL);
-	REFUSED(KERN_OP_HEADS_MATMUL, t.down[0] = NULL);
-	REFUSED(KERN_OP_HEADS_MATMUL, t.down[1] = NULL);
 	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.gate = NULL);
 	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.up = NULL);
-	REFUSED(KERN_OP_EXPERTS_ACT, t.gate[0] = NULL);
-	REFUSED(KERN_OP_EXPERTS_ACT, t.up[1] = NULL);
 	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.experts.down = NULL);
-	REFUSED(KERN_OP_EXPERTS_DOWN, t.down[1] = NULL);
 }
 
 /* Constants and ids that an operation cannot do without, and addresses that no float32 has. */
@@ -385,6 +408,8 @@ static void refuse_addresses(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_EXPERTS_ACT, op.experts_act.experts.up_bias.v = 2);
 	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.ids.v = 0);
 	REFUSED(KERN_OP_EXPERTS_DOWN, op.experts_down.weights.v = 0);
+	REFUSED(KERN_OP_EXPERTS_SUM, op.experts_sum.ids.v = 0);
+	REFUSED(KERN_OP_EXPERTS_SUM, op.experts_sum.weights.v = 0);
 	REFUSED(KERN_OP_MATMUL, op.matmul.p[0].bias.v = 1);
 	REFUSED(KERN_OP_ATTENTION, op.attention.sinks.v = 2);
 	REFUSED(KERN_OP_KV_WRITE, op.kv_write.kv.base.v = 0);

@@ -180,7 +180,7 @@ static struct sampling sampling_new(const struct device *dev, uint32_t vocab, co
 {
 	struct sampling s = {.dev = dev, .vocab = vocab};
 	struct kern_limits l = limits_of(vocab);
-	struct kern_op op[4] = {{.kind = KERN_OP_CONTINUE},
+	struct kern_op op[4] = {{.kind = KERN_OP_ADVANCE},
 	                        {.kind = KERN_OP_EMBED},
 	                        {.kind = KERN_OP_MATMUL, .rows = KERN_ROWS_TAIL},
 	                        {.kind = KERN_OP_SAMPLE, .rows = KERN_ROWS_TAIL}};
@@ -191,10 +191,9 @@ static struct sampling sampling_new(const struct device *dev, uint32_t vocab, co
 	s.x = mem_get(dev, KERN_MEM_DEVICE, ROWS * DIM * sizeof(float));
 	struct kern_tensor logits = {s.logits.dev, vocab + 3, KERN_F32}, x = {s.x.dev, DIM, KERN_F32};
 	if (table)
-		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, vocab, DIM, table, 0, &s.w),
-		          "weight_new");
-	op[0].carry_on.kept = s.kept.dev;
-	op[0].carry_on.block_tokens = 1;
+		s.w = weight_get(dev, KERN_F32, 1, vocab, DIM, table);
+	op[0].advance.kept = s.kept.dev;
+	op[0].advance.block_tokens = 1;
 	op[1].embed.y = op[2].matmul.x = x;
 	op[1].embed.w = s.w;
 	op[2].matmul.products = 1;
@@ -247,7 +246,7 @@ static void sample_rows(struct sampling *s, const struct row *rows, const uint32
 
 /* --- the reference ------------------------------------------------------- */
 
-/* The logits that the draw sees, in float as is said in kernels.h. */
+/* The logits that the draw sees, in float as is said in batch.h. */
 static float *changed(const struct row *r, uint32_t vocab)
 {
 	float *l = conform_alloc(vocab, sizeof *l);

@@ -107,10 +107,7 @@ static void deep_new(struct deep *d, const struct device *dev, enum kern_dtype t
 	d->att = take(d, &at, WIDTH), d->wide = take(d, &at, INNER), d->y = take(d, &at, HIDDEN);
 	for (int i = 0; i < MATRICES; i++) {
 		enum kern_dtype t = kern_dtype_bytes(type, k[i]) ? type : KERN_F16;
-		device_ok(dev,
-		          dev->ops->weight_new(dev->d, t, n[i], k[i], rand_weight(t, n[i], k[i]), 0,
-		                               &d->m[i]),
-		          "weight_new");
+		d->m[i] = weight_get(dev, t, 1, n[i], k[i], rand_weight(t, n[i], k[i]));
 	}
 	d->in = rand_floats(DEEP * HIDDEN, 1);
 	d->p = program_get(dev, op, deep_record(d, op), &limits);

@@ -78,8 +78,7 @@ CONFORM_TEST(streams_beside_each_other)
 		for (int i = 0; i < DIM; i++)
 			unit[i * DIM + i] = 4;
 		device_ok(dev, dev->ops->stream_new(dev->d, &two[1].s), "stream_new");
-		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, DIM, DIM, unit, 0, &wt),
-		          "weight_new");
+		wt = weight_get(dev, KERN_F32, 1, DIM, DIM, unit);
 		for (int i = 0; i < 2; i++) {
 			m[i] = mem_get(dev, KERN_MEM_DEVICE, 2 * limits.rows * DIM * 4);
 			batch[i] = batch_get(dev, w, &s.step[0], NULL);
@@ -209,10 +208,7 @@ static void told_new(struct told *t, const struct device *dev)
 	struct kern_limits limits = world_limits(t->w);
 	t->k = mem_get(dev, KERN_MEM_DEVICE, limits.rows * KV_DIM * 4);
 	t->wide = mem_get(dev, KERN_MEM_DEVICE, 2 * limits.rows * WIDE * 4);
-	device_ok(dev,
-	          dev->ops->weight_new(dev->d, KERN_F32, WIDE, WIDE, rand_floats(WIDE * WIDE, 1), 0,
-	                               &t->w_wide),
-	          "weight_new");
+	t->w_wide = weight_get(dev, KERN_F32, 1, WIDE, WIDE, rand_floats(WIDE * WIDE, 1));
 	t->pool = mem_get(dev, KERN_MEM_SHARED, t->w->blocks * stride);
 	t->board = mem_get(dev, KERN_MEM_SHARED, WORDS * 8);
 	for (unsigned i = 0; i < LAYERS; i++) {

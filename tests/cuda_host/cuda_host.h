@@ -60,11 +60,6 @@ static inline void copy_async_16(void *to, const void *from, bool there)
 	cuda_host_copy_async(to, from, 16, there);
 }
 
-static inline void copy_async_4(void *to, const void *from, bool there)
-{
-	cuda_host_copy_async(to, from, 4, there);
-}
-
 static inline void copy_async_commit(void)
 {
 	cuda_host_copy_commit();
@@ -205,7 +200,7 @@ static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t which)
 	return r;
 }
 
-static inline void store_release_system(uint64_t *at, uint64_t value)
+static inline void store_relaxed_system(uint64_t *at, uint64_t value)
 {
 	__atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
@@ -220,14 +215,10 @@ static inline uint32_t load_acquire_system(const uint32_t *at)
 	return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
 
-static inline uint32_t load_acquire(const uint32_t *at)
+template <typename T> static inline void store_far(T *at, const T &value)
 {
-	return __atomic_load_n(at, __ATOMIC_ACQUIRE);
-}
-
-static inline uint32_t load_relaxed(const uint32_t *at)
-{
-	return __atomic_load_n(at, __ATOMIC_RELAXED);
+	*at = value;
+	cuda_host_sent(sizeof value);
 }
 
 /* Reads, so that AddressSanitizer finds an address out of bounds. */

@@ -75,6 +75,9 @@ void *cuda_host_peer(const void *own, unsigned rank);
 void cuda_host_pause(void);
 uint64_t cuda_host_clock_ns(void);
 
+/* Counts bytes that go to another process (CUDA_HOST_SENT). */
+void cuda_host_sent(size_t bytes);
+
 /* --- for the runtime --- */
 
 /* Runs all blocks, in clusters of `cluster`; returns when they are done. */

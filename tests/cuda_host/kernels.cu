@@ -66,7 +66,7 @@ KERNEL(take_turns, 64, struct turn_args)
 	uint32_t *ticket = (uint32_t *)shared_memory(), i = threadIdx.x, n = blockDim.x;
 	if (i == 0) {
 		*ticket = atomicAdd(a.tickets, 1u);
-		while (a.with_wait && load_acquire(a.turn) != *ticket)
+		while (a.with_wait && load_acquire_system(a.turn) != *ticket)
 			wait_a_little();
 	}
 	__syncthreads();

@@ -47,6 +47,27 @@ bool cuda_host_injected(const char *name)
 	return now;
 }
 
+static uint64_t *sent; /* NULL: not counted */
+
+static void sent_begin(void)
+{
+	const char *path = getenv("CUDA_HOST_SENT");
+	int fd = path ? open(path, O_RDWR) : -1;
+	void *at = fd < 0 ? MAP_FAILED
+	                  : mmap(NULL, sizeof *sent, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (fd >= 0)
+		close(fd);
+	sent = at == MAP_FAILED ? NULL : at;
+}
+
+void cuda_host_sent(size_t bytes)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, sent_begin);
+	if (sent)
+		__atomic_fetch_add(sent, bytes, __ATOMIC_RELAXED);
+}
+
 cudaError_t cuda_host_failed(cudaError_t e)
 {
 	last = e;
@@ -101,12 +122,13 @@ static size_t memory_bytes(void)
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
 {
 	(void)device;
+	int capability = (int)cuda_host_environment("CUDA_HOST_CAPABILITY", 99);
 	*ret = (struct cudaDeviceProp){
 		.name = "host",
 		.totalGlobalMem = memory_bytes(),
 		.sharedMemPerBlockOptin = CUDA_HOST_SHARED_BYTES,
-		.major = 9,
-		.minor = 9,
+		.major = capability / 10,
+		.minor = capability % 10,
 		.multiProcessorCount = (int)cuda_host_environment("CUDA_HOST_SIZE", 4)};
 	return cudaSuccess;
 }
@@ -182,15 +204,21 @@ cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 /* A header before each allocation stores its size for cudaFree. */
 enum { HEAD = 256 };
 
+/* What an allocation takes from a device. */
+static size_t in_pages(size_t bytes)
+{
+	return bytes > PAGE / 2 ? (bytes + PAGE - 1) / PAGE * PAGE : bytes;
+}
+
 cudaError_t cudaMalloc(void **ret, size_t bytes)
 {
 	unsigned char *p;
 	CALL("cudaMalloc");
-	if (beyond(bytes) || posix_memalign((void **)&p, HEAD, HEAD + bytes))
+	if (beyond(in_pages(bytes)) || posix_memalign((void **)&p, HEAD, HEAD + bytes))
 		return cuda_host_failed(cudaErrorMemoryAllocation);
 	memcpy(p, &bytes, sizeof bytes);
 	memset(p + HEAD, 0xa5, bytes < (64 << 20) ? bytes : 64 << 20);
-	__atomic_add_fetch(&used_bytes, bytes, __ATOMIC_RELAXED);
+	__atomic_add_fetch(&used_bytes, in_pages(bytes), __ATOMIC_RELAXED);
 	*ret = p + HEAD;
 	return cudaSuccess;
 }
@@ -202,7 +230,7 @@ cudaError_t cudaFree(void *at)
 		return cudaSuccess;
 	cudaDeviceSynchronize();
 	memcpy(&bytes, (unsigned char *)at - HEAD, sizeof bytes);
-	__atomic_sub_fetch(&used_bytes, bytes, __ATOMIC_RELAXED);
+	__atomic_sub_fetch(&used_bytes, in_pages(bytes), __ATOMIC_RELAXED);
 	free((unsigned char *)at - HEAD);
 	return cudaSuccess;
 }
@@ -376,6 +404,8 @@ static CUresult vmm_create(CUmemGenericAllocationHandle *ret, size_t bytes,
                            const CUmemAllocationProp *prop, unsigned long long flags)
 {
 	(void)flags;
+	if (prop->allocFlags.gpuDirectRDMACapable != cuda_host_environment("CUDA_HOST_RDMA", 1))
+		return CUDA_ERROR_INVALID_VALUE;
 	if (bytes % PAGE || prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (cuda_host_broken() || beyond(bytes) || cuda_host_injected("cuMemCreate"))
@@ -502,6 +532,23 @@ static CUresult vmm_retain(CUmemGenericAllocationHandle *ret, void *at)
 	return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult device_get(CUdevice *ret, int index)
+{
+	*ret = index;
+	return CUDA_SUCCESS;
+}
+
+static CUresult device_attribute(int *ret, CUdevice_attribute which, CUdevice dev)
+{
+	(void)dev;
+	*ret = (int)cuda_host_environment(
+		which == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+			? "CUDA_HOST_RDMA"
+			: "CUDA_HOST_DESCRIPTORS",
+		1);
+	return CUDA_SUCCESS;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret_fn, unsigned version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *ret_found)
@@ -522,6 +569,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret_fn, un
 		{"cuMemExportToShareableHandle", (void (*)(void))vmm_share},
 		{"cuMemImportFromShareableHandle", (void (*)(void))vmm_import},
 		{"cuMemRetainAllocationHandle", (void (*)(void))vmm_retain},
+		{"cuDeviceGet", (void (*)(void))device_get},
+		{"cuDeviceGetAttribute", (void (*)(void))device_attribute},
 	};
 	*ret_found = cudaDriverEntryPointSymbolNotFound;
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)

@@ -7,12 +7,19 @@
  * for it. Device memory starts with garbage. Calls may come from any thread. Environment:
  * CUDA_HOST_SEED=n: the order; CUDA_HOST_DELAY_US=n: up to n microseconds of delay before each
  * piece of work; CUDA_HOST_FAIL=function:n: the n-th call of that function fails;
- * CUDA_HOST_FAIL=copy:n, set:n or a kernel's name:n: that work breaks the device;
+ * CUDA_HOST_FAIL=copy:n, set:n or a kernel's name:n: that work breaks the device; with hang_
+ * before its name it never ends;
  * CUDA_HOST_FAIL_IN=program: both only in processes of that program;
  * CUDA_HOST_MEMORY_MB, CUDA_HOST_DEVICES: the devices; CUDA_HOST_SIZE: their multiprocessors;
  * CUDA_HOST_PEERS=0: they cannot access each other's memory; CUDA_HOST_PEER_WRITES=0: what a
  * process writes to another's memory is lost; CUDA_HOST_PEER_READS=0: and it reads nothing there;
- * CUDA_HOST_DRIVER=0: no driver; CUDA_HOST_WGMMA=0: wgmma has other bits than mma.sync. */
+ * CUDA_HOST_CAPABILITY=100: their compute capability is 10.0, not 9.9;
+ * CUDA_HOST_DESCRIPTORS=0: processes cannot share its memory; CUDA_HOST_RDMA=0: network cards
+ * cannot register it, and it is an error to ask for that, as it is not to ask where they can;
+ * CUDA_HOST_DRIVER=0: no driver; CUDA_HOST_WGMMA=0: wgmma has other bits than mma.sync;
+ * CUDA_HOST_LAUNCHES=file: a line for each launch, when it is submitted or captured: the kernel's
+ * name and how many blocks it has; CUDA_HOST_SENT=file: its first 8 bytes count what processes
+ * write to each other's memory and give to NCCL; CUDA_HOST_COMPUTES=0: no kernel runs but those. */
 #ifndef CUDA_HOST_RUNTIME_SHARED_H
 #define CUDA_HOST_RUNTIME_SHARED_H
 

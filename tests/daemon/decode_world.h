@@ -21,7 +21,8 @@
 struct answer {
 	uint32_t n, id[ANSWER_MAX];
 	Pds__Finish finish;
-	uint32_t place; /* among the answers that have ended, from 1 */
+	uint32_t place;      /* among the answers that have ended, from 1 */
+	uint64_t prefill_us; /* the prefill worker's, with the first token */
 };
 
 static struct {
@@ -83,6 +84,11 @@ static inline void hear_tokens(const Pds__Tokens *m)
 		              (unsigned)s->request_lo);
 		for (size_t k = 0; k < s->n_tokens && a->n < ANSWER_MAX; k++)
 			a->id[a->n++] = s->tokens[k]->id;
+		ck_assert_msg(!s->prompt || !s->index,
+		              "request %u: the prompt's timing comes with token %u",
+		              (unsigned)s->request_lo, s->index);
+		if (s->prompt)
+			a->prefill_us = s->prompt->prefill_us;
 		a->finish = s->finish;
 		if (a->finish != PDS__FINISH__FINISH_NONE)
 			a->place = ++D.n_ended;
@@ -296,6 +302,9 @@ static inline void say_first(struct side *s, uint32_t n, Pds__Lease l, uint32_t 
 {
 	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
 	Pds__Token t = PDS__TOKEN__INIT;
+	Pds__Timing timing = PDS__TIMING__INIT;
+	timing.prefill_us = 1000 + n;
+	m.timing = &timing;
 	t.id = token;
 	m.token = &t;
 	m.decode = "decode";

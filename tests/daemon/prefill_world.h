@@ -48,13 +48,13 @@ static struct ring_transfer transfer_now; /* fields of the last transfer that tr
 /* Jobs without a lease that are past the look-up. */
 static inline uint32_t reserving(void)
 {
-	return told("status", "parked") + told("status", "asked");
+	return told("status", "reserve");
 }
 
 /* Jobs whose first token was sent. */
 static inline uint32_t handed_over(void)
 {
-	return told("status", "computed") + told("status", "acked") + told("status", "moved");
+	return told("status", "handover");
 }
 
 static inline unsigned renewals(const struct side *d, uint64_t lease)

@@ -192,6 +192,7 @@ TEST_LOOP(joins_once_while_active, READY, FIRST + 1)
 		await(last == READY ? MESSAGER : PREFILL,
 		      last == READY ? MSG_KV_READY_ACK : MSG_REQUEST_FIRST_TOKEN_ACK, 2);
 	expect_length(2, 100);
+	ck_assert_uint_eq(D.answer[2].prefill_us, 1002);
 	world_end();
 }
 

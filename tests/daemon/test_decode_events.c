@@ -3,7 +3,7 @@
  * that it sent and finds what is kept and what was evicted. */
 /* run: threads waits */
 #include "decode_world.h"
-#include "kv/hash.h"
+#include "hash_chain.h"
 
 #define HASHES 4096u
 
@@ -63,7 +63,7 @@ static uint32_t leading(struct prompt p)
 	                    .layout = W.info->layout};
 	uint32_t i = 0;
 	kv_hash_root(&r, &root);
-	uint32_t n = (uint32_t)kv_hash_chain(&root, p.tokens, p.n, BLOCK, h);
+	uint32_t n = hash_chain(&root, p.tokens, p.n, BLOCK, h);
 	hear_events();
 	for (; i < n; i++) {
 		uint64_t v = 0;

@@ -289,6 +289,23 @@ TEST(answers_that_do_not_fit)
 	world_end();
 }
 
+/* More at once than the link to the messager takes: the others are sent when it takes them. */
+TEST(revocations_that_do_not_fit)
+{
+	enum { LEASES = 24 };
+	Pds__Lease l[LEASES + 1];
+	world_begin("window_messages=16", "kv_blocks=64", "max_jobs=64", "max_sequences=32");
+	for (uint32_t n = 1; n <= LEASES; n++)
+		l[n] = written(n, short_of(4));
+	for (uint32_t n = 1; n <= LEASES; n++)
+		say_cancel(ROUTER, n);
+	usleep(300000); /* nothing is acknowledged meanwhile */
+	for (uint32_t n = 1; n <= LEASES; n++)
+		revoked(n, l[n]);
+	UNTIL(kv_count("leased") == 0);
+	world_end();
+}
+
 TEST(table_is_bounded)
 {
 	world_begin("kv_blocks=8", "max_jobs=2");

@@ -152,6 +152,17 @@ TEST(drains)
 	world_end();
 }
 
+/* Routers that do not know WorkerInfo's field learn of a drain from the heartbeat. */
+TEST(a_drain_is_in_the_heartbeat)
+{
+	world_begin("kv_blocks=8");
+	ctl("drain");
+	UNTIL(D.draining);
+	ctl("undrain");
+	UNTIL(!D.draining);
+	world_end();
+}
+
 /* How often the daemon's loop has slept so far. */
 static unsigned long slept(void)
 {

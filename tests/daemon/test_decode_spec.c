@@ -484,14 +484,6 @@ TEST(drafts_change_nothing_under_pressure)
 	ck_assert_uint_gt(other->drafts, 0);
 }
 
-TEST(naive_proposes_nothing)
-{
-	const struct outcome *alone = ask_all("speculative=off", "kv_blocks=200", 1),
-						 *other = ask_all("speculative=naive", "kv_blocks=200", 1);
-	expect_same(other, alone);
-	ck_assert_uint_eq(other->drafts + other->drafted + other->accepted, 0);
-}
-
 /* A simulated accelerator, whose steps overlap. What it says does not repeat, of few ids: most
  * drafts are wrong. */
 static void sim_write(const char *path)

@@ -200,7 +200,7 @@ TEST_LOOP(test_granted_and_blocked, 0, 2)
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
 	say_submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
 	grant(D1, 2, 100);
-	UNTIL(told("status", _i ? "slot" : "blocked") == 1);
+	UNTIL(told("status", _i ? "slotless" : "blocked") == 1);
 	UNTIL(renewals(D1, 502) >= 1);
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 2), 0);
 	kv_sent(1, &one); /* from here on the first holds nothing but the request */

@@ -116,7 +116,7 @@ TEST(test_first_token_does_not_fit)
  * the routers are told; they are told again when it is back. */
 TEST_LOOP(test_the_messager_is_lost, 0, 2)
 {
-	world_begin("kv_blocks=64", "silence_ms=2000");
+	world_begin("kv_blocks=64", "silence_ms=4000");
 	ck_assert_str_ne(W.info->site, "");
 	if (_i) {
 		/* it is silent: a process that is stopped */
@@ -180,7 +180,7 @@ TEST(test_failed_transfers)
 /* A decode worker whose end comes without a goodbye: that is its failure. */
 TEST(test_decode_worker_falls_silent)
 {
-	world_begin("kv_blocks=64", "silence_ms=2000");
+	world_begin("kv_blocks=64", "silence_ms=4000");
 	side_close(D1);
 	D1->fault = "type=GOODBYE:dir=out:drop=100%";
 	side_again(D1, D1->epoch + 1);

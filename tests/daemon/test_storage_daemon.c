@@ -14,6 +14,7 @@
 #include "tempdir.h"
 
 #include <check.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -249,11 +250,20 @@ static struct store_item item_of(uint32_t name, uint32_t block)
 	return it;
 }
 
+/* Waits for a completion. 0, or ERR_TIMEOUT. */
+static int take(uint64_t timeout_us, struct store_completion **ret)
+{
+	struct pollfd p = {.fd = store_fd(st), .events = POLLIN};
+	poll(&p, 1, (int)((timeout_us + 999) / 1000));
+	*ret = store_try(st);
+	return *ret ? 0 : ERR_TIMEOUT;
+}
+
 /* Waits for the completion of this batch, the only one that is expected. */
 static struct store_completion *completion(uint64_t batch)
 {
 	struct store_completion *c = NULL;
-	ck_assert_int_eq(store_take_timed(st, WAIT_US, &c), 0);
+	ck_assert_int_eq(take(WAIT_US, &c), 0);
 	ck_assert_uint_eq(c->batch, batch);
 	return c;
 }
@@ -350,10 +360,10 @@ static void killed(void)
 	ck_assert_int_eq(store_get(st, it, 2, 0, NULL, &get), 0);
 	ck_assert_int_eq(store_lookup(st, &h, 1, 0, 0, NULL, &look), 0);
 	struct store_completion *c = NULL;
-	ck_assert_int_eq(store_take_timed(st, 200000, &c), ERR_TIMEOUT);
+	ck_assert_int_eq(take(200000, &c), ERR_TIMEOUT);
 	storage_end(SIGKILL);
 	for (unsigned i = 0; i < 3; i++) {
-		ck_assert_int_eq(store_take_timed(st, WAIT_US, &c), 0);
+		ck_assert_int_eq(take(WAIT_US, &c), 0);
 		ck_assert(c->batch == put || c->batch == get || c->batch == look);
 		ck_assert_int_eq(c->code, ERR_CLOSED);
 		ck_assert_int_ne(c->text[0], 0);
@@ -388,7 +398,7 @@ static void stopped(void)
 	struct store_item it = item_of(0, 1);
 	ck_assert_int_eq(store_get(st, &it, 1, clock_us() + 50000, NULL, &get), 0);
 	struct store_completion *c = NULL;
-	ck_assert_int_eq(store_take_timed(st, 500000, &c), ERR_TIMEOUT);
+	ck_assert_int_eq(take(500000, &c), ERR_TIMEOUT);
 	kill(storage_pid, SIGCONT);
 	c = completion(get);
 	ck_assert_int_eq(c->code, ERR_TIMEOUT);
@@ -425,7 +435,7 @@ static void storm(void)
 				asked += (unsigned)busy[it.block];
 			}
 			struct store_completion *c = NULL;
-			if (store_take_timed(st, 200, &c) != 0)
+			if (take(200, &c) != 0)
 				continue;
 			if (c->op == STORE_OP_GET && c->result[0].code == PDS__STORE_CODE__STORE_OK) {
 				ck_assert(block_holds(c->result[0].item.block, c->result[0].item.block - 16));
@@ -439,7 +449,7 @@ static void storm(void)
 		wait_ready(0);
 		storage_start();
 	}
-	for (struct store_completion *c; store_outstanding(st) && (c = store_take(st)); ended++)
+	for (struct store_completion *c; ended < asked && take(WAIT_US, &c) == 0; ended++)
 		store_completion_free(&c);
 	ck_assert_uint_eq(ended, asked);
 	ck_assert_uint_gt(right, 0);
@@ -534,7 +544,7 @@ static uint32_t write_until_killed(uint32_t name, unsigned answers, uint64_t mom
 			storage_end(SIGKILL);
 			killed = 1;
 		}
-		if (store_take_timed(st, 200, &c) != 0)
+		if (take(200, &c) != 0)
 			continue;
 		under_way--;
 		for (uint32_t i = 0; i < c->n; i++) {

@@ -12,6 +12,7 @@
 #include "kv/ring.h"
 #include "pool_memory.h"
 #include "msg/chan.h"
+#include "tests/fault/fault.h"
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/mem.h"
@@ -38,7 +39,7 @@ struct side {
 	const char *name, *program;
 	uint64_t epoch;
 	const char *to;    /* a prefill worker: whom it connects to; NULL: others connect to it */
-	const char *fault; /* of its link when that opens (fault.h); NULL: none */
+	const char *fault; /* of its link when that opens (tests/fault/fault.h); NULL: none */
 	struct chan *c;
 	struct peer *p; /* the daemon, while the link is up */
 };
@@ -345,13 +346,13 @@ static inline void side_open(struct side *s)
 	                      .window_messages = 1024,
 	                      .window_bytes = 1u << 24,
 	                      .peers_max = 8,
-	                      .message_bytes_max = 1u << 20,
-	                      .fault = s->fault};
+	                      .message_bytes_max = 1u << 20};
 	struct chan_hooks h = {.arg = s,
 	                       .describe = s->to ? describe_prefill : NULL,
 	                       .up = on_up,
 	                       .down = on_down,
 	                       .message = on_message};
+	fault_next(s->fault);
 	ck_assert_msg(chan_new(W.base, &o, &h, &s->c, &e) == 0, "%s", e.text);
 	if (s->to)
 		chan_connect(s->c, endpoint, s->to, 1);
@@ -435,28 +436,36 @@ static inline unsigned char *piece(uint32_t layer, uint32_t block)
 /* --- processes ----------------------------------------------------------- */
 
 /* Starts a program of this build with these settings, lists of them up to NULL; it ends with this
- * process. */
+ * process. "fault=RULES" is no setting: the daemon gets these faults (tests/fault/fault.h). */
 static inline pid_t process_start(const char *program, const char *const *const *lists)
 {
 	char path[600], rundir[96], parent[24];
 	const char *argv[64] = {path, "--die-with-parent", parent, "-o", rundir,
 	                        "-o", "log_level=error"};
 	size_t n = 7;
-	snprintf(path, sizeof path, "%s/%s", W.bin, program);
+	const char *fault = NULL;
 	snprintf(parent, sizeof parent, "%d", (int)getpid());
 	snprintf(rundir, sizeof rundir, "rundir=%s", W.dir);
 	for (; *lists; lists++)
 		for (const char *const *o = *lists; *o; o++) {
+			if (strncmp(*o, "fault=", 6) == 0) {
+				fault = *o + 6;
+				continue;
+			}
 			ck_assert_uint_lt(n + 2, sizeof argv / sizeof *argv);
 			argv[n++] = "-o";
 			argv[n++] = *o;
 		}
+	snprintf(path, sizeof path, "%s/%s%s", W.bin, fault ? "../faulty/" : "", program);
+	if (fault)
+		setenv("PDSERVE_FAULT", fault, 1);
 	pid_t pid = vfork();
 	if (pid == 0) {
 		execv(path, (char *const *)(uintptr_t)argv);
 		_exit(127);
 	}
 	ck_assert_int_gt(pid, 0);
+	unsetenv("PDSERVE_FAULT");
 	return pid;
 }
 

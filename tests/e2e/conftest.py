@@ -6,6 +6,7 @@ import sys
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
+import openai_spec  # noqa: E402
 from suite import GOLDEN, ROOT, SAN  # noqa: E402
 
 
@@ -28,3 +29,14 @@ def short_model(real_model, tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_model():
     return os.path.join(GOLDEN, "llama")
+
+
+openai_spec.watch()
+
+
+@pytest.fixture(autouse=True)
+def as_openai_specifies():
+    """What the test read from paths of OpenAI's API was all of it as OpenAI's specification says."""
+    yield
+    wrong = openai_spec.violations()
+    assert not wrong, f"{len(wrong)} differ from OpenAI's specification {openai_spec.SPEC['version']}:\n" + "\n".join(wrong[:20])

@@ -217,7 +217,7 @@ class Peer:
         return code - (1 << 64) if code >> 63 else code, got[1].get("text", "")
 
     def goodbye(self):
-        self.say("GOODBYE", {"reason": "the test ends"})
+        self.say("GOODBYE", {})
 
 
 def in_fork(uid=0):

@@ -11,21 +11,25 @@ import http.client
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SAN = os.environ.get("SAN", "")
 BUILD = os.path.join(ROOT, "build" + ("-" + SAN if SAN else ""))
 BIN = os.path.join(BUILD if os.path.isdir(BUILD) else ROOT, "bin")      # in the folder of `make dist` the root has it
+FAULTY = os.path.join(os.path.dirname(BIN), "faulty")
 GOLDEN = os.path.join(ROOT, "tests", "data", "golden")
 TINY_MODEL = os.path.join(GOLDEN, "llama")
 SIM = os.path.join(ROOT, "etc", "sim")
 CUDA_HOST = os.path.join(BUILD, "cuda_host")
+CUDA_QUICK = os.path.join(CUDA_HOST, "quick")      # without the backend's self-test
 SLOW = 12 if SAN else 4         # all limits of time times this: sanitizers make everything slower, and so do other programs of a busy machine
 ENV = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1:exitcode=99", "UBSAN_OPTIONS": "print_stacktrace=1",
        "TSAN_OPTIONS": "exitcode=98:suppressions=" + os.path.join(ROOT, "tests", "data", "tsan.supp")}
@@ -42,6 +46,15 @@ def free_port(host="127.0.0.1", port=0):
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     _ports.append(s)
     return s.getsockname()[1]
+
+
+def need_descriptors(n):
+    """Raises this process's own limit of open files to n; the test is skipped where the system allows fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < n:
+        raise unittest.SkipTest(f"it needs {n} open files, the system allows {hard} (ulimit -Hn)")
+    if soft != resource.RLIM_INFINITY and soft < n:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (n, hard))
 
 
 def wait_for(cond, what="waited too long", timeout=20):
@@ -95,6 +108,8 @@ class Suite:
     router={"model": ...} names one whose vocabulary is not larger.
     gpu: workers run on the CUDA backend, on the host's stand-in for a GPU (tests/cuda_host) or, with PD_GPU=1, on the machine's. A dict of daemons' names and
     the environment that each gets ({} for none): {"decode-1": {"CUDA_HOST_FAIL": "embed_rows:9"}}.
+    {"fault": RULES} among a daemon's settings is no setting: it runs as the program of `make faulty`, which loses, repeats and delays messages by these rules
+    (tests/fault/fault.h).
     keys: access keys of clients: {"name": "key"}, or ("key", "requests=5 shared-cache").
     """
 
@@ -114,7 +129,12 @@ class Suite:
             router = {"model": "", **(router or {})}
         self.gpu = gpu
         if gpu is not None:
-            worker = {"backend": "cuda", **(worker or {})}
+            # not the GPU's own defaults, but those of the CPU, with whose tokens the GPU's are compared; {"defaults": True}: without these
+            more = dict(worker or {})
+            alike = {} if more.pop("defaults", False) else {"activation_type": "f32", "max_batched_tokens": 512, "max_sequences": 64, "embeddings": True}
+            worker = {"backend": "cuda", **alike, **more}
+            # a step of the stand-in takes seconds on a busy machine
+            messager, prefill = {"stall_ms": 2000 * SLOW, **(messager or {})}, {"stall_ms": 5000 * SLOW, **(prefill or {})}
         self.port = free_port()
         self.procs, self.argv, self.logs = {}, {}, {}
         self.wait = wait
@@ -172,16 +192,20 @@ class Suite:
         path = os.path.join(self.dir, name + ".conf")
         with open(path, "w") as f:
             for k, v in self.conf[name].items():
+                if k == "fault":
+                    continue
                 f.write(f"{k} = {value(v)};\n")
-        argv = [os.path.join(BIN, self.PROGRAM[name.split("-")[0]]), "-c", path]
+        argv = [os.path.join(FAULTY if self.conf[name].get("fault") else BIN, self.PROGRAM[name.split("-")[0]]), "-c", path]
         log = open(os.path.join(self.dir, name + ".log"), "ab")
         self.procs[name] = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._env(name))
         log.close()
 
     def _env(self, name):
+        env = {**ENV, "PDSERVE_FAULT": self.conf[name]["fault"]} if self.conf[name].get("fault") else ENV
         if self.gpu is None or os.environ.get("PD_GPU"):
-            return ENV
-        return {**ENV, "PDSERVE_BACKENDS": CUDA_HOST, **self.gpu.get(name, {})}
+            return env
+        # without the self-test, which takes most of a start on the stand-in
+        return {**env, "PDSERVE_BACKENDS": CUDA_QUICK, "PDSERVE_CUDA_WGMMA": "0", **self.gpu.get(name, {})}
 
     def ready(self, timeout=60):
         """Waits until all that was started is one whole: every link stands, between lives that are there now, and both ends say so. What a daemon was before it
@@ -350,11 +374,11 @@ class Suite:
         finally:
             c.close()
 
-    def stream(self, path, body, timeout=120):
+    def stream(self, path, body, timeout=120, headers=None):
         """Yields the JSON of each SSE event; ends at [DONE]."""
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout * SLOW)
         try:
-            c.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+            c.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json", **(headers or {})})
             r = c.getresponse()
             assert r.status == 200, (r.status, r.read())
             for line in r:

@@ -88,6 +88,7 @@ BAD = [
     ({"prompt": IDS, "seed": -2**63 - 1}, 400, "seed", "from -9223372036854775808"),
     ({"prompt": [2**64], "seed": 1}, 400, "prompt", "to 9223372036854775807"),
     ({"prompt": IDS, "n": 0}, 400, "n", "from 1"),
+    ({"prompt": IDS, "timings_per_token": 1}, 400, "timings_per_token", "true or false"),
     ({"prompt": IDS, "n": 100000}, 400, "n", "128"),
     ({"prompt": [[1]] * 100, "n": 2}, 400, "prompt", "max_choices"),
     ({"prompt": IDS, "n": 2, "best_of": 3}, 400, "best_of", "got 3"),
@@ -176,7 +177,9 @@ BAD_CHAT = [
     ({"messages": [{"content": "x"}]}, "messages", "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages", "messages[0].content"),
     ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]}, "messages", "messages[1].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", 'messages[0].content[0] has the type "image_url", which is not supported'),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}]}, "messages", 'content[1] has the type "input_audio", which'),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages", "messages[0].content[0] must be"),
     ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
     ({"messages": [{"role": "user", "content": "a"}], "logprobs": 2}, "logprobs", "true or false"),
     ({"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": -4}, "max_completion_tokens", "got -4"),
@@ -312,9 +315,61 @@ def test_chat_shapes(text):
     assert m["role"] == "assistant" and len(lp) == r["usage"]["completion_tokens"] == len(r["choices"][0]["token_ids"])
     assert b"".join(bytes(t["bytes"]) for t in lp).decode().startswith(m["content"])
     assert all(len(t["top_logprobs"]) == 3 and t["top_logprobs"][0]["logprob"] >= t["logprob"] for t in lp)
-    parts = chunks(text, "/v1/chat/completions", {"messages": CHAT, "temperature": 0, "max_tokens": 10, "return_token_ids": True})
+    assert r["choices"][0]["logprobs"]["refusal"] is None
+    parts = chunks(text, "/v1/chat/completions", {"messages": CHAT, "temperature": 0, "max_tokens": 10, "return_token_ids": True, "logprobs": True})
+    rows = [p["choices"][0]["logprobs"] for p in parts if p["choices"][0]["logprobs"]]
+    assert sum(len(x["content"]) for x in rows) == 10 and all(x["refusal"] is None for x in rows)
     assert parts[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""} and parts[0]["prompt_token_ids"] == r["prompt_token_ids"]
     assert "".join(p["choices"][0]["delta"].get("content", "") for p in parts) == m["content"]
+
+
+@pytest.mark.parametrize("options, want", [
+    ({"include_usage": True, "continuous_usage_stats": True}, [0, 1, 2, 3, 3]),
+    ({"continuous_usage_stats": True}, [0, 1, 2, 3, 3]),
+    ({"include_usage": True}, [None, None, None, None, 3]),
+    ({"include_usage": False, "continuous_usage_stats": True}, ["no"] * 4),
+    ({}, ["no"] * 4),
+])
+def test_usage_of_a_stream(text, options, want):
+    """The event of the role, one for each token, and the last one with the sum."""
+    parts = chunks(text, "/v1/chat/completions", {"messages": CHAT, "temperature": 0, "max_tokens": 3, "stream_options": options})
+    got = [p["usage"]["completion_tokens"] if p.get("usage") else p.get("usage", "no") for p in parts]
+    assert got == want, parts
+
+
+def check_timings(t, prompt, cached, tokens):
+    assert (t["prompt_n"], t["cache_n"], t["predicted_n"]) == (prompt - cached, cached, tokens)
+    for name in ("prompt", "predicted"):
+        n, ms = t[f"{name}_n"], t[f"{name}_ms"]
+        assert t[f"{name}_per_token_ms"] == pytest.approx(ms / n, abs=1e-3)
+        assert t[f"{name}_per_second"] == (pytest.approx(1000 * n / ms, rel=1e-3) if ms else 0)
+
+
+def test_timings(text):
+    """prompt_ms is what the log says at prefill_us, of both prompts and all answers; predicted_ms is within what the client has waited."""
+    body = {"prompt": ["Once upon a time, in a land", "One, two, three,"], "n": 2, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    assert "timings" not in complete(text, **body)
+    for asked in ({"return_timings": True}, {"timings_per_token": True}, {"timings_per_token": True, "return_timings": False}):
+        had, began = text.log("router").count("event=request_done"), time.monotonic()
+        r = complete(text, **body, **asked)
+        took_ms = (time.monotonic() - began) * 1000
+        done = wait_for(lambda: (x := re.findall(r"event=request_done .*cached_tokens=(\d+) .*prefill_us=(\d+)", text.log("router"))[had:]) and len(x) == 4 and x)
+        check_timings(r["timings"], 2 * r["usage"]["prompt_tokens"], sum(int(c) for c, _ in done), 36)
+        assert r["timings"]["prompt_ms"] == sum(int(us) for _, us in done) / 1000
+        assert 0 < r["timings"]["predicted_ms"] < 4 * took_ms
+
+
+@pytest.mark.parametrize("path, body", [("/v1/completions", {"prompt": "Once upon a time"}), ("/v1/chat/completions", {"messages": CHAT})])
+def test_timings_of_a_stream(text, path, body):
+    body = {**body, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    for asked, having in (({}, []), ({"return_timings": True}, [4]), ({"timings_per_token": True}, [1, 2, 3, 4])):
+        parts = chunks(text, path, {**body, **asked})
+        with_them = [p for p in parts if "timings" in p]
+        assert [p["timings"]["predicted_n"] for p in with_them] == having
+        if having:
+            usage = parts[-1]["usage"]
+            check_timings(with_them[-1]["timings"], usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], 4)
+            assert with_them[-1]["timings"]["prompt_ms"] > 0 and with_them[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def test_content_in_parts(text):
@@ -533,7 +588,11 @@ def test_http_1_0_stream(ids):
 def test_refused_upload_sees_its_answer(tiny_model):
     with Suite("mixed", tiny_model, router={"max_body_bytes": 4096, "max_header_bytes": 2048}) as s:
         status, r = s.post("/v1/completions", {"prompt": [1] * 3000000})
-        assert status == 413 and "max_body_bytes" in r["error"]["message"]
+        assert status == 413 and "longer than this path takes: at most 4096 bytes (max_body_bytes)" in r["error"]["message"]
+        chunked = raw(s, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1388\r\n" + b"x" * 5000)
+        assert chunked.startswith(b"HTTP/1.1 413") and b"at most 4096 bytes (max_body_bytes)" in chunked
+        head = raw(s, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 3000 + b"\r\n\r\n")
+        assert b"longer than this server takes: at most 2048 bytes (max_header_bytes)" in head
         assert raw(s, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 3000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
 
 
@@ -820,7 +879,7 @@ def test_reload_is_all_or_nothing(tiny_model, tmp_path):
 
 
 def test_no_worker(tiny_model):
-    with Suite("mixed", tiny_model) as s:
+    with Suite("mixed", tiny_model, router={"retry_wait_ms": 300}) as s:
         assert s.get("/ready")[0] == s.get("/health")[0] == 200
         s.kill("mixed-1")
         end = time.time() + 20 * SLOW
@@ -833,7 +892,11 @@ def test_no_worker(tiny_model):
         # an operator sees requests that failed, not clients that gave up
         status = s.ctl("router", "status")
         assert (status["failed"], status["cancelled"]) == (1, 0), status
-        assert re.search('event=request_done .* finish=error status=503 why="no worker is ready', s.log("router"))
+        assert re.search('event=request_done .* finish=error status=503 why="no worker came back in time', s.log("router"))
+        time.sleep(0.3)     # now it counts no more as one that restarts
+        t = time.time()
+        status, r = s.post("/v1/completions", {"prompt": [1]})
+        assert status == 503 and r["error"]["message"].startswith("no worker is ready") and (SLOW > 1 or time.time() - t < 0.3), r
 
 
 def test_what_is_missing(tiny_model):

@@ -75,7 +75,8 @@ def prefilled(prompt, cached=0, stored=0, drawn=1, steps=1):
     new = prompt - cached - stored
     hits = cached + stored
     return {"prefill-1": {"pdserve_prefill_requests": 1, "pdserve_prefill_prompt_tokens": new, "pdserve_prefill_generated_tokens": drawn, "pdserve_prefill_cached_tokens": cached,
-                          "pdserve_prefill_prompt_seconds": 1, "pdserve_prefill_steps": steps, "pdserve_prefill_step_seconds": steps},
+                          "pdserve_prefill_prompt_seconds": 1, "pdserve_prefill_steps": steps, "pdserve_prefill_step_seconds": steps,
+                          "vllm:iteration_tokens_total": steps},
             "router": {"pdserve_placed prefill only": 1, "pdserve_worker_prompt_tokens prefill-1": new, "pdserve_worker_generated_tokens prefill-1": drawn,
                        "pdserve_worker_cached_tokens prefill-1": cached, "vllm:prompt_tokens": prompt, "vllm:prefix_cache_queries": prompt,
                        "vllm:prefix_cache_hits": hits, "pdserve_cached_prompt_tokens": hits, "pdserve_router_kv_hit_tokens_predicted": hits,
@@ -95,14 +96,17 @@ def handed_over(prompt, cached=0):
 def decoded(tokens, steps=None):
     """tokens: those after the first"""
     steps = steps or tokens
-    return {"decode-1": {"pdserve_decode_generated_tokens": tokens, "pdserve_decode_steps": steps, "pdserve_decode_step_seconds": steps},
-            "router": {"pdserve_worker_generated_tokens decode-1": tokens, "vllm:inter_token_latency_seconds": tokens, "vllm:time_per_output_token_seconds": 1}}
+    return {"decode-1": {"pdserve_decode_generated_tokens": tokens, "pdserve_decode_steps": steps, "pdserve_decode_step_seconds": steps, "vllm:iteration_tokens_total": steps},
+            "router": {"pdserve_worker_generated_tokens decode-1": tokens, "vllm:inter_token_latency_seconds": tokens, "vllm:time_per_output_token_seconds": 1, "vllm:request_time_per_output_token_seconds": 1}}
 
 
-def answered(tokens, why="length", tenant="a"):
-    router = {f"pdserve_answers_{why}": 1, f"vllm:request_success {why}": 1, "vllm:e2e_request_latency_seconds": 1}
+def answered(tokens, why="length", tenant="a", longest=1):
+    """longest: of its prompt's answers"""
+    router = {f"pdserve_answers_{why}": 1, f"vllm:request_success {why}": 1, "vllm:e2e_request_latency_seconds": 1, "vllm:request_prompt_tokens": 1}
     if tokens:
-        router.update({"vllm:generation_tokens": tokens, f"pdserve_tenant_generated_tokens {tenant}": tokens, "vllm:time_to_first_token_seconds": 1})
+        router.update({"vllm:generation_tokens": tokens, f"pdserve_tenant_generated_tokens {tenant}": tokens, "vllm:time_to_first_token_seconds": 1,
+                       "vllm:request_generation_tokens": 1, "vllm:request_max_num_generation_tokens": longest,
+                       "vllm:request_prefill_time_seconds": 1, "vllm:request_decode_time_seconds": 1})
     return {"router": {**router, "vllm:request_queue_time_seconds": 1 if tokens else 0}}
 
 
@@ -201,7 +205,7 @@ ACTS = {
     "a single token": (None, lambda s: ask(s, 10, 55, max_tokens=1), add(asked(10), prefilled(10), answered(1))),
     "a token that stops": (None, stop_at_third, add(whole(10, 3), whole(10, 3, why="stop"))),
     "two answers": (None, lambda s: ask(s, 10, 56, n=2),
-                    add(asked(10), prefilled(10, steps=MOVES), prefilled(10, steps=MOVES), handed_over(10), handed_over(10), decoded(3, MOVES), decoded(3, MOVES), answered(4), answered(4))),
+                    add(asked(10), prefilled(10, steps=MOVES), prefilled(10, steps=MOVES), handed_over(10), handed_over(10), decoded(3, MOVES), decoded(3, MOVES), answered(4), answered(4, longest=0))),
     "an embedding": (None, lambda s: ask(s, 10, 57, "/v1/embeddings", input=prompt(10, 57)), add(asked(10), prefilled(10, drawn=0), answered(0, "stop"))),
     "a parameter out of range": (None, lambda s: ask(s, 10, 58, status=400, max_tokens=-4), refused(400, prepared=1, counted=1)),
     "an unknown path": (None, lambda s: ask(s, 10, 59, "/nope", status=404), refused(404)),
@@ -211,7 +215,7 @@ ACTS = {
         "vllm:generation_tokens": MOVES, "pdserve_tenant_generated_tokens a": MOVES}}), HOW_FAR, re.compile("router vllm:inter_token_latency_seconds")),
     "a decode worker that is killed": (None, lose_decode, add(asked(10), answered(300), {"router": {
         "pdserve_placed prefill only": MOVES, "pdserve_placed decode only": MOVES, "pdserve_attempts_retried": MOVES, "vllm:prompt_tokens": 10, "vllm:prefix_cache_queries": 10,
-        "vllm:time_per_output_token_seconds": 1, "vllm:inter_token_latency_seconds": 299}}), HOW_FAR),
+        "vllm:time_per_output_token_seconds": 1, "vllm:request_time_per_output_token_seconds": 1, "vllm:inter_token_latency_seconds": 299}}), HOW_FAR),
     "no HTTP": (None, lambda s: send(s, b"NONSENSE\r\n\r\n").close(), {"router": {"pdserve_http_refused": 1, "pdserve_requests_refused 400": 1}}),
 }
 

@@ -13,7 +13,7 @@ from suite import BIN, ENV, ROOT, SLOW, TINY_MODEL, free_port, wait_for
 
 yaml = pytest.importorskip("yaml")
 
-KUBERNETES = os.path.join(ROOT, "etc", "kubernetes")
+KUBERNETES = os.path.join(ROOT, "etc", "kubernetes*")
 SBATCH = os.path.join(ROOT, "etc", "slurm", "pdserve.sbatch")
 ENDS_S = 9      # a daemon ends at most this long after its stop_timeout_ms (common/svc/svc.c: LAST_WORDS_S, END_GRACE_S, STOP_S)
 
@@ -27,23 +27,28 @@ def documents():
 DOCS = list(documents())
 SETS = [d for d in DOCS if d["kind"] == "StatefulSet"]
 SERVICES = {d["metadata"]["name"]: d["spec"] for d in DOCS if d["kind"] == "Service"}
-TEXTS = next(d["data"] for d in DOCS if d["kind"] == "ConfigMap")
+CONFIGS = {d["metadata"]["name"]: d["data"] for d in DOCS if d["kind"] == "ConfigMap"}
+TEXTS = CONFIGS["pdserve-config"]
 
 
 def daemons(s):
     return [c for c in s["spec"]["template"]["spec"]["containers"] if c["command"][0].startswith("pd")]
 
 
+def config_of(s):
+    return next(v["configMap"]["name"] for v in s["spec"]["template"]["spec"]["volumes"] if v["name"] == "config")
+
+
 def test_every_text_is_a_daemons():
     assert {d["kind"] for d in DOCS} == {"ConfigMap", "Service", "StatefulSet"} and not any("namespace" in d["metadata"] for d in DOCS)
-    used = {os.path.basename(c["command"][2]) for s in SETS for c in daemons(s)}
-    assert used == set(TEXTS)
+    used = {(config_of(s), os.path.basename(c["command"][2])) for s in SETS for c in daemons(s)}
+    assert used == {(name, text) for name, texts in CONFIGS.items() for text in texts}
 
 
 @pytest.mark.parametrize("s", SETS, ids=lambda s: s["metadata"]["name"])
 def test_kubernetes(s, tmp_path):
     name, pod = s["metadata"]["name"], s["spec"]["template"]["spec"]
-    values = {"POD_NAME": name + "-0", "POD_IP": "10.1.2.3"}
+    values, texts = {"POD_NAME": name + "-0", "POD_IP": "10.1.2.3"}, CONFIGS[config_of(s)]
     service = SERVICES[s["spec"]["serviceName"]]
     assert service["clusterIP"] == "None" and service["selector"] == s["spec"]["selector"]["matchLabels"] == s["spec"]["template"]["metadata"]["labels"]
     volumes, ports, stop_s = {v["name"] for v in pod["volumes"]}, {}, []
@@ -56,12 +61,17 @@ def test_kubernetes(s, tmp_path):
         program, flag, path, *options = [re.sub(r"\$\((\w+)\)", lambda m: values[m[1]], a) for a in c["command"]]
         assert flag == "-c" and os.path.dirname(path) == "/etc/pdserve"
         conf = tmp_path / os.path.basename(path)
-        conf.write_text(TEXTS[conf.name])
-        got = subprocess.run([os.path.join(BIN, program), "-t", "-c", conf, *options], capture_output=True, text=True, timeout=20 * SLOW)
+        conf.write_text(texts[conf.name])
+        # what another host has: the model, and the secret key
+        here = ["-o", f"keys={tmp_path}/keys"] + (["-o", "model="] if "model" in texts[conf.name] else [])
+        own = next((o.split("=")[1] for o in options if o.startswith("name=")), conf.name.split(".")[0])
+        subprocess.run([os.path.join(BIN, "pdctl"), "-k", f"{tmp_path}/keys", "keygen", own, {"pdrouterd": "router", "pdrank": "rank", "pdmessagerd": "messager", "pdstoraged": "storage"}.get(program, "worker")],
+                       capture_output=True, timeout=20 * SLOW)
+        got = subprocess.run([os.path.join(BIN, program), "-t", "-c", conf, *options, *here], capture_output=True, text=True, timeout=20 * SLOW)
         assert (got.returncode, got.stdout) == (0, "OK\n"), got.stderr
-        stop_s.append(int(re.search(r"stop_timeout_ms = (\d+);", TEXTS[conf.name])[1]) / 1000)
-        for listen in [o for o in options if o.startswith("listen=")]:
-            ports[int(listen.rsplit(":", 1)[1])] = c
+        stop_s.append(int(re.search(r"stop_timeout_ms = (\d+);", texts[conf.name])[1]) / 1000)
+        for listen in [o for o in options if o.startswith("listen=")] + re.findall(r"stage_port = (\d+);", texts[conf.name]):
+            ports[int(listen.rsplit(":", 1)[-1])] = c
         if "shareProcessNamespace" in pod:
             messager = f"{values['POD_NAME']}-messager"
             assert ("messager=" + messager if c["name"] == "worker" else "name=" + messager) in options or c["name"] == "storage"
@@ -72,8 +82,8 @@ def test_kubernetes(s, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["name=a b", "metrics_listen=foo", "metrics_listen=127.0.0.1:70000", "endpoint=tcp://127.0.0.1:7000", "advertise=10.0.0.1:7000", "listen=10.0.0.1:7000",
-                                    "control_group=nobody-has-this-one"])
-@pytest.mark.parametrize("program", ["pdrouterd", "pddecoded", "pdmessagerd", "pdstoraged"])
+                                    "control_group=nobody-has-this-one", "metrics_listen=1.2.3.4.5:80", "log_level=loud", "dns_servers=nowhere"])
+@pytest.mark.parametrize("program", ["pdrouterd", "pddecoded", "pdrank", "pdmessagerd", "pdstoraged"])
 def test_a_check_finds_what_a_start_would(program, option):
     got = subprocess.run([os.path.join(BIN, program), "-t", "-o", option], capture_output=True, text=True, timeout=20 * SLOW)
     assert got.returncode == 1 and got.stdout == "" and option.split("=")[0] in got.stderr and option.split("=")[1] in got.stderr, got
@@ -90,15 +100,19 @@ def test_a_check_finds_what_a_start_would(program, option):
     ("pdmessagerd", "no key\n", ["name=x", "keys=.", "listen=tcp://127.0.0.1:7000"], "x.secret"),
     ("pddecoded", "", ["block_tokens=9"], "block_tokens 9"),
     ("pdstoraged", "", ["memory_mb=0"], "no tier is configured"),
+    ("pdrouterd", "", ["http_listen=1.2.3.4.5:80"], "http_listen"),
+    ("pdrouterd", "", ["http_listen=127.0.0.1:http"], "http_listen"),
+    ("pdrouterd", "", ["served_model_name=gpt-4o", "model_aliases=gpt-4o"], 'model_aliases: "gpt-4o" is a name of the model already'),
+    ("pdrouterd", "", ["http_listen=127.0.0.1:70000"], "http_listen"),
 ])
 def test_a_check_reads_what_a_start_would(program, text, options, part, tmp_path):
-    """A file that is not there, as on another host, or is another user's is named and does not fail the check."""
+    """Also a file that is not there."""
     def check(*more):
         return subprocess.run([os.path.join(BIN, program), "-t", *[x for o in more for x in ("-o", o)]], capture_output=True, text=True, timeout=20 * SLOW, cwd=tmp_path)
     files = [o for o in options if o.endswith("=x") and not o.startswith("name=")]
     if files:
         got = check(*options)
-        assert (got.returncode, got.stdout) == (0, "OK\n") and "not checked: x: No such file or directory" in got.stderr, got
+        assert got.returncode == 1 and got.stdout == "" and f"{files[0].split('=')[0]}: x: No such file or directory" in got.stderr, got
     for name in ("x", "x.secret"):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o600)
@@ -106,6 +120,22 @@ def test_a_check_reads_what_a_start_would(program, text, options, part, tmp_path
     assert got.returncode == 1 and got.stdout == "" and part in got.stderr, got
     start = subprocess.run([os.path.join(BIN, program), *[x for o in [f"rundir={tmp_path}/run", *options] for x in ("-o", o)]], capture_output=True, text=True, timeout=60 * SLOW, cwd=tmp_path)
     assert start.returncode == 1 and got.stderr.split(": ", 1)[1].strip() in start.stderr, start
+
+
+@pytest.mark.parametrize("program,option,part", [
+    ("pddecoded", "routers=foo", 'routers: "foo": allowed is NAME@tcp://HOST:PORT, srv://_SERVICE._tcp.DOMAIN, or ipc:///PATH'),
+    ("pddecoded", "routers=r@tcp://1.2.3.4.5:7000", "routers: "),
+    ("pddecoded", "routers=srv://a:7", "routers: "),
+    ("pddecoded", "remote_stages=1", "remote_stages is 1 of 1 (pipeline_parallel)"),
+    ("pdrank", "worker=tcp://10.0.0.1:7000", "worker = \"tcp://10.0.0.1:7000\": allowed are NAME@tcp://HOST:PORT"),
+    ("pdstoraged", "redis=host:70000", "redis address"),
+    ("pdstoraged", "redis_password_file=/nope", "redis_password_file: /nope: No such file"),
+])
+def test_a_check_reads_what_is_used_later(program, option, part):
+    got = subprocess.run([os.path.join(BIN, program), "-t", "-o", option], capture_output=True, text=True, timeout=20 * SLOW)
+    assert got.returncode == 1 and got.stdout == "" and part in got.stderr, got
+    for right in ("routers=ipc:///run/pdserve/r.ipc", "routers=r@tcp://[::1]:7000", "routers=srv://_pdserve._tcp.example.org") if program == "pddecoded" else ():
+        assert subprocess.run([os.path.join(BIN, program), "-t", "-o", right], capture_output=True, text=True, timeout=20 * SLOW).stdout == "OK\n"
 
 
 def test_a_check_reads_good_files(tmp_path, tiny_model):
@@ -120,8 +150,20 @@ def test_units_allow_what_the_daemons_do(unit):
     text = open(unit).read()
     families = re.search(r"^RestrictAddressFamilies=(.*)$", text, re.M)[1].split()
     assert {"AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"} == set(families)
+    # a reload that fails fails, and a start that fails is tried again for ever
+    name = (re.search(r"name=(\S+)", text) or [0, os.path.basename(unit)[2:-len("d.service")]])[1]
+    assert f"\nExecReload=/usr/local/bin/pdctl -r /run/pdserve -d {name} -t 10000 reload\n" in text
+    assert "\nStartLimitIntervalSec=0\n" in text and "StartLimitBurst" not in text and "\nRestartSec=200ms\n" in text
     if "pdmessagerd" in unit:
         assert "\nLimitMEMLOCK=infinity\n" in text and "\nDeviceAllow=char-infiniband_verbs rw\n" in text
+
+
+def test_the_second_routers_unit():
+    """What docs/proxies.md makes of pdrouterd.service starts and reloads the second router."""
+    line = re.search(r"^    (sed .* pdrouterd\.service) \| sudo tee pdrouterd-2\.service", open(os.path.join(ROOT, "docs", "proxies.md")).read(), re.M)[1]
+    text = subprocess.run(["bash", "-c", line], cwd=os.path.join(ROOT, "systemd"), capture_output=True, text=True, check=True).stdout
+    assert "\nExecStart=/usr/local/bin/pdrouterd -c /etc/pdserve/router-2.conf\n" in text and "\nExecReload=/usr/local/bin/pdctl -r /run/pdserve -d router-2 -t 10000 reload\n" in text
+    assert "router.conf" not in text and "-d router " not in text
 
 
 def test_workers_find_the_routers():
@@ -154,8 +196,15 @@ def port_of_two():
             pass
 
 
-def test_slurm(tmp_path):
+# stages of each worker's pipeline, the workers, who has a key, how many daemons run
+@pytest.mark.parametrize("stages,names,keys_of,n", [
+    (1, ["prefill-1", "decode-1"], ["decode-1-messager", "decode-1", "prefill-1-messager", "prefill-1", "router-1"], 7),
+    (2, ["mixed-1"], ["mixed-1", "rank-1-1", "router-1"], 3),
+], ids=["1", "2"])
+def test_slurm(stages, names, keys_of, n, tmp_path):
     """Three nodes on this machine: their names are addresses of loopback."""
+    if not subprocess.run(["getent", "ahostsv4", "127.0.0.2"], capture_output=True).stdout:
+        pytest.skip("getent gives no address: this machine has no network but loopback")
     assert subprocess.run(["bash", "-n", SBATCH]).returncode == 0
     bin_dir, job, tmp = tmp_path / "bin", tmp_path / "job", tmp_path / "tmp"
     for d in (bin_dir, tmp):
@@ -165,25 +214,24 @@ def test_slurm(tmp_path):
         (bin_dir / name).chmod(0o755)
     http, port = free_port(""), port_of_two()
     env = {**ENV, "PATH": f"{bin_dir}:{os.environ['PATH']}", "BIN": BIN, "MODEL": TINY_MODEL, "JOBDIR": str(job), "TMPDIR": str(tmp), "HTTP_PORT": str(http),
-           "PORT": str(port), "STORAGE_MB": "16", "WORKER_CONF": "threads = 1; kv_memory_mb = 64;", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "nodes"}
+           "PORT": str(port), "STORAGE_MB": "16", "STAGES": str(stages), "WORKER_CONF": "threads = 1; kv_memory_mb = 64;", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "nodes"}
     with open(tmp_path / "out", "w") as out:
         p = subprocess.Popen(["bash", SBATCH], env=env, stdout=out, stderr=out, start_new_session=True)
     try:
         def all_ready():
-            return len(logs := list(job.glob("*.log"))) == 7 and all("event=ready" in f.read_text() for f in logs)
+            return len(logs := list(job.glob("*.log"))) == n and all("event=ready" in f.read_text() for f in logs)
 
         def workers():
             assert p.poll() is None, (tmp_path / "out").read_text()
             got = subprocess.run([os.path.join(BIN, "pdctl"), "-r", tmp / "pdserve-7-router-1", "-d", "router-1", "workers", "--json"], env=env, capture_output=True,
                                  text=True)
-            return got.returncode == 0 and {w["name"]: w["state"] for w in json.loads(got.stdout)} == {"prefill-1": "up", "decode-1": "up"}
+            return got.returncode == 0 and {w["name"]: w["state"] for w in json.loads(got.stdout)} == {name: "up" for name in names}
         wait_for(workers, lambda: "".join(f.read_text() for f in [tmp_path / "out", *job.glob("*.log")])[-5000:], 60)
-        wait_for(all_ready, "all seven daemons are ready", 60)
+        wait_for(all_ready, "all daemons are ready", 60)
         with urllib.request.urlopen(f"http://127.0.0.2:{http}/health", timeout=10 * SLOW) as r:
             assert r.status == 200
         keys = sorted(os.listdir(job / "keys"))
-        assert [k for k in keys if k.endswith(".secret")] == ["decode-1-messager.secret", "decode-1.secret", "prefill-1-messager.secret", "prefill-1.secret",
-                                                              "router-1.secret"]
+        assert [k for k in keys if k.endswith(".secret")] == [k + ".secret" for k in keys_of]
         assert not any(stat.S_IMODE((job / "keys" / k).stat().st_mode) & 0o077 for k in keys if k.endswith(".secret"))
         os.killpg(p.pid, signal.SIGTERM)
         p.wait(60 * SLOW)

@@ -62,6 +62,7 @@ ARRANGEMENTS = {
     "1p1d": {"layout": "1p1d"},
     "mixed": {"layout": "mixed"},
     "ranks": {"layout": "1p1d", "prefill": {"tensor_parallel": 2, "threads": 2}},
+    "stages": {"layout": "1p1d", "prefill": {"pipeline_parallel": 2, "max_batched_tokens": 16}},
     "chunks": {"layout": "1p1d", "prefill": {"max_batched_tokens": 16}},
     "mixed chunks": {"layout": "mixed", "worker": {**WORKER, "max_batched_tokens": 16}},
 }

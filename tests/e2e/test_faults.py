@@ -242,7 +242,7 @@ def test_no_prefill_worker_left(want):
 
 
 def test_no_decode_worker_left(tiny_model):
-    with Suite("1p1d", tiny_model) as s:
+    with Suite("1p1d", tiny_model, router={"retry_wait_ms": 300}) as s:
         s.kill("decode-1")
         assert wait_for(lambda: s.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4})[0] == 503)
         assert wait_for(lambda: s.get("/ready")[0] == 503)

@@ -154,11 +154,13 @@ def test_pdctl_renders_the_committed_rows(folder):
     data = os.path.join(ROOT, "tests", "data", "chat")
     with open(os.path.join(data, "smollm2.jsonl"), encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]
-    texts, errors = [r for r in rows if "text" in r], [r for r in rows if "error" in r]
-    for row in texts[::6] + errors[:1]:
+    # a template that knows no tools gets what tools gave as text of the user (test_toolcalls.py)
+    rows = [r for r in rows if "text" in r and not any(m.get("role") == "tool" for m in r["messages"])]
+    assert len(rows) > 20
+    for row in rows[::6]:
         body = {k: row[k] for k in ("messages", "add_generation_prompt", "continue_final_message") if k in row}
         code, out, err = pdctl("render", folder, "--template", os.path.join(data, "smollm2.jinja"), stdin=json.dumps(body))
-        assert (code, out) == ((0, row["text"]) if "text" in row else (1, "")), err
+        assert (code, out) == (0, row["text"]), err
 
 
 def test_pdctl_says_what_is_wrong(folder, tmp_path):

@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from suite import ROOT, SAN, SLOW, Suite, wait_for
+from suite import ROOT, SAN, SLOW, Suite, need_descriptors, wait_for
 
 IDS = [17, 3, 99, 250, 8, 41, 7]
 KEY = b"Authorization: Bearer alpha\r\n"
@@ -243,6 +243,7 @@ def test_many_values_are_refused(keyed):
 def test_idle_connections_lock_nobody_out(alone):
     """More than max_connections of them, from a few addresses; who comes then is served, and so is
     each after him."""
+    need_descriptors(6500)
     idle = [dial(alone, f"127.0.0.{2 + i % 5}") for i in range(6000)]
     assert metric(alone, "pdserve_http_connections") <= 4000
     for source in ("127.0.0.1", "127.0.0.2", "127.0.0.9"):

@@ -37,7 +37,8 @@ def test_launcher_says_what_is_wrong_with_the_model(tmp_path):
 class Launcher:
     def __init__(self, tmp_path, model, **env):
         self.dir = str(tmp_path / "r")
-        self.port = free_port()
+        host = env.get("HOST", "")
+        self.port = free_port(host if host.startswith("127.") else "127.0.0.1")
         self.env = {**os.environ, "RUNDIR": self.dir, "PORT": str(self.port), "MODEL": model, "THREADS": "1", "KV_MB": "64", "KV_MEMORY_MB": "64", "BIN": BIN, "METRICS_PORT": "off", **env}
 
     def start(self):
@@ -99,8 +100,9 @@ def test_launcher_restarts_and_ends(tmp_path, tiny_model):
         assert r.returncode == 1 and f"port {l.port} is in use" in r.stderr
         r = run(LAUNCH, "run", env={**l.env, "PORT": str(free_port())})
         assert r.returncode == 1 and "another pdserve is running in" in r.stderr
-        l.p.terminate()
-        assert l.p.wait(20 * SLOW) == 0
+        l.p.send_signal(signal.SIGINT)
+        l.until("all daemons have ended")
+        assert l.lines[-2] == "pdserve: stopping\n" and l.p.wait(20 * SLOW) == 0, l.lines
         assert not l.pids()
 
 
@@ -161,6 +163,12 @@ def test_launcher_with_tls_but_without_openssl(tmp_path, tiny_model):
                 os.symlink(os.path.join(folder, name), tools / name)
     with Launcher(tmp_path, tiny_model, SET=f"router.http_tls_cert={cert}; router.http_tls_key={key}", PATH=str(tools)) as l:
         assert [x for x in l.lines if "openssl is missing" in x]
+
+
+def test_launcher_divides_models(tmp_path, tiny_model):
+    with Launcher(tmp_path, tiny_model, TP="2", PP="3") as l:
+        with open(os.path.join(l.dir, "logs", "decode-1.log")) as f:
+            assert " tp=2 pp=3 " in f.read()
 
 
 def test_launcher_restarts_all_that_die_at_once(tmp_path, tiny_model):
@@ -367,6 +375,8 @@ def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
     ({"THREADS": "many"}, "THREADS=many"),
     ({"KV_MB": "099"}, "KV_MB=099 is not a size: use 1 to 999999 (MiB)"),
     ({"THREADS": "010"}, "THREADS=010 is not a number of threads"),
+    ({"PP": "0"}, "PP=0 is not a number of stages: use 1 to 64"),
+    ({"BACKEND": "cuda", "GPUS": "3", "TP": "2", "PP": "2"}, "PP=2 with TP=2 needs 4 GPUs, there are 3"),
     ({"KV_DISK_MB": "10485760", "MODEL": "/nonexistent"}, "MODEL=/nonexistent cannot be read"),
     ({"BACKEND": "sim", "MODEL": "small", "TOKENIZER": "/nonexistent/t.gguf"}, "TOKENIZER=/nonexistent/t.gguf cannot be read"),
     ({"RUNDIR": "/tmp/" + "é" * 60}, "is too long for socket paths: at most 80 bytes"),

@@ -3,13 +3,12 @@ from worker to worker in blocks of the model's own shape. All families with PD_M
 import os
 
 import pytest
-from golden import ALL, WORKER, answers, scored, through_storage, wanted
-from suite import GOLDEN, SLOW, Suite
+from golden import ALL, answers, scored, through_storage, wanted
+from suite import GOLDEN
 
 FEW = ("qwen3_moe", "deepseek_v3")          # experts over ordinary attention; experts over one latent for all heads
 FAMILIES = ALL if os.environ.get("PD_MODELS") == "all" else FEW
 IN_GGUF = [f for f in (ALL if os.environ.get("PD_MODELS") == "all" else ("gemma3",)) if os.path.exists(os.path.join(GOLDEN, f, "model.gguf"))]
-LATENT = os.path.join(GOLDEN, "deepseek_v3")
 
 
 @pytest.mark.parametrize("layout", ["mixed", "1p1d"])
@@ -42,12 +41,17 @@ def test_latents_through_storage():
     through_storage("deepseek_v3", 150, 24)
 
 
-def test_latents_are_not_shared_out():
-    """Ranks each keep some heads' keys and values; of one latent there is nothing to share out. The worker says so and does not start."""
-    with Suite("mixed", LATENT, worker={**WORKER, "tensor_parallel": 2}, wait=False) as s:
-        assert s.procs["mixed-1"].wait(30 * SLOW) != 0
-        assert "tensor_parallel is 2: deepseek_v3 keeps one latent for all heads" in s.log("mixed-1")
-        s.procs.pop("mixed-1")
+@pytest.mark.parametrize("prefill, decode", [(4, 1), (1, 2), (2, 4)])
+def test_latents_of_ranks(prefill, decode):
+    """Each rank has the whole latent and some of the heads that read it: the same tokens, handed over between any two numbers of ranks."""
+    more = {"prefill": {"tensor_parallel": prefill, "max_batched_tokens": 48}, "decode": {"tensor_parallel": decode}}
+    assert answers("deepseek_v3", "1p1d", "f32", rounds=2, **more) == wanted("deepseek_v3")
+
+
+def test_heads_of_several_ranks():
+    """Two KV heads, each on two of four ranks, and one on all of three."""
+    assert answers("qwen3_moe", "1p1d", "f32", prefill={"tensor_parallel": 4}, decode={"tensor_parallel": 2}) == wanted("qwen3_moe")
+    assert answers("gemma3", "1p1d", "f32", decode={"tensor_parallel": 3}) == wanted("gemma3")
 
 
 def test_fp8_of_two_ranks():
@@ -58,3 +62,12 @@ def test_fp8_of_two_ranks():
 def test_experts_of_two_ranks():
     """Each rank computes some columns of every expert: the same tokens."""
     assert answers("qwen3_moe", "1p1d", "f32", decode={"tensor_parallel": 2, "threads": 2}) == wanted("qwen3_moe")
+
+
+@pytest.mark.parametrize("family, prefill, decode", [
+    ("deepseek_v3", {"tensor_parallel": 4, "expert_parallel": True, "max_batched_tokens": 48}, {"tensor_parallel": 2, "expert_parallel": True}),
+    ("gpt_oss", {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": True}, {"tensor_parallel": 2}),
+])
+def test_whole_experts(family, prefill, decode):
+    """Each rank has some of the experts: the same tokens, also beside a worker whose ranks have some columns of each."""
+    assert answers(family, "1p1d", "f32", rounds=2, prefill=prefill, decode=decode) == wanted(family)

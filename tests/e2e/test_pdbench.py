@@ -291,3 +291,20 @@ def test_asks_pdserve_nothing_more(suite):
     wait_for(lambda: submitted() - before >= 3)
     time.sleep(0.5)
     assert submitted() - before == 3
+
+
+def test_planned_restarts_of_the_only_decode_worker(tiny_model):
+    """New requests wait for it, as do those that it had: nobody is refused."""
+    with Suite("1p1d", tiny_model, router={"retry_wait_ms": 60000 * SLOW}) as s:
+        got = []
+        t = threading.Thread(target=lambda: got.append(figures(s.port, "-r 50 -d 4s -i 20-60 -o 20-40")))
+        t.start()
+        for n in (1, 2, 3):
+            wait_for(lambda: s.log("router").count("event=worker_up worker=decode-1") == n and s.log("decode-1").count("event=decode_done") >= n)
+            s.kill("decode-1", signal.SIGTERM)
+            wait_for(lambda: s.log("router").count("event=worker_down worker=decode-1") == n and s.log("router").count("event=waiting_for_worker") >= n)
+            s.restart("decode-1")
+        t.join()
+        f = got[0]["figures"]
+        assert f["failed"] == 0 and f["requests"] > 100, f
+        s.quiet()

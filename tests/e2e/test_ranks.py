@@ -1,4 +1,4 @@
-"""Tensor parallel: workers of several processes answer as workers of one, in every pair; a rank that dies costs no answer."""
+"""Tensor and pipeline parallel: workers of several processes answer as workers of one, in every pair; a process that dies costs no answer."""
 import os
 import signal
 import threading
@@ -42,9 +42,17 @@ ARRANGEMENTS = {
     "both": {"layout": "1p1d", "worker": {"tensor_parallel": 2, **BLOCK}},
     "prefill": {"layout": "1p1d", "worker": BLOCK, "prefill": {"tensor_parallel": 2}},
     "decode": {"layout": "1p1d", "worker": BLOCK, "decode": {"tensor_parallel": 2}},
+    "four": {"layout": "1p1d", "worker": {"tensor_parallel": 4, **BLOCK}},
     "tiers": {"layout": "1p1d", "worker": BLOCK, "decode": {"tensor_parallel": 2},
               "prefill": {"kv_blocks": 16, "kv_eviction": "offload", "storage_read": "always"}},
+    "stages": {"layout": "1p1d", "worker": {"pipeline_parallel": 2, **BLOCK}},
+    "stages mixed": {"layout": "mixed", "worker": {"pipeline_parallel": 3, "max_batched_tokens": 16, "messager": "none", "storage": "none", **BLOCK}},
+    "stages prefill": {"layout": "1p1d", "worker": BLOCK, "prefill": {"pipeline_parallel": 3, "max_batched_tokens": 48}, "decode": {"tensor_parallel": 2}},
+    "stages decode": {"layout": "1p1d", "worker": BLOCK, "decode": {"pipeline_parallel": 2, "tensor_parallel": 2, "speculative": "ngram", "spec_ngram_min": 1}},
+    "stages tiers": {"layout": "1p1d", "worker": BLOCK, "decode": {"pipeline_parallel": 2},
+                     "prefill": {"pipeline_parallel": 2, "kv_blocks": 16, "kv_eviction": "offload", "storage_read": "always"}},
 }
+PROCESSES = {"both": 2, "four": 6, "stages": 2, "stages mixed": 2, "stages prefill": 3, "stages decode": 3, "stages tiers": 2}   # besides the workers; others: 1
 
 
 @pytest.mark.parametrize("name", ARRANGEMENTS)
@@ -54,7 +62,7 @@ def test_same_tokens(want, name):
             assert answers(s) == want
         s.quiet()
         ranks = [r for n in s.workers() for r in ranks_of(s, n)]
-        assert len(ranks) == (2 if name == "both" else 1)
+        assert len(ranks) == PROCESSES.get(name, 1)
     for r in ranks:
         assert not os.path.exists(f"/proc/{r}"), "a rank outlives its worker"
 
@@ -70,11 +78,12 @@ def test_rank_follows_the_log_file(tmp_path):
         assert os.readlink(f"/proc/{rank}/fd/2") == str(log)
 
 
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_killed_rank(want, role):
-    """A worker whose rank dies ends at once, with the reason; what it was at goes on at the other one, and a new one takes its place."""
+def test_killed_rank(want, role, kind):
+    """A worker whose rank or stage dies ends at once, with the reason; what it was at goes on at the other one, and a new one takes its place."""
     layout = "2p1d" if role == "prefill" else "1p2d"
-    with Suite(layout, TINY_MODEL, worker={"tensor_parallel": 2, **BLOCK}) as s:
+    with Suite(layout, TINY_MODEL, worker={kind: 2, **BLOCK}) as s:
         got, errors, stop = [], [], threading.Event()
 
         def ask():
@@ -106,8 +115,16 @@ def test_killed_rank(want, role):
 
 
 def test_refused(tmp_path):
-    """More ranks than KV heads: the worker says so and does not start."""
+    """More ranks than KV heads, and no multiple of them, more stages than layers, or experts that the model does not have: the worker says so and does not start."""
     with Suite("mixed", TINY_MODEL, worker={"tensor_parallel": 3}, wait=False) as s:
         assert s.procs["mixed-1"].wait(30 * SLOW) != 0
         assert "tensor_parallel is 3, the model has 2 KV heads" in s.log("mixed-1")
+        s.procs.pop("mixed-1")
+    with Suite("mixed", TINY_MODEL, worker={"pipeline_parallel": 4}, wait=False) as s:
+        assert s.procs["mixed-1"].wait(30 * SLOW) != 0
+        assert "pipeline_parallel is 4, the model has 3 layers" in s.log("mixed-1")
+        s.procs.pop("mixed-1")
+    with Suite("mixed", TINY_MODEL, worker={"tensor_parallel": 2, "expert_parallel": True}, wait=False) as s:
+        assert s.procs["mixed-1"].wait(30 * SLOW) != 0
+        assert "expert_parallel is true, the model has no experts: set it to false" in s.log("mixed-1")
         s.procs.pop("mixed-1")

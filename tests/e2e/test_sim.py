@@ -245,7 +245,7 @@ def test_a_router_that_fell_behind():
             s.kill("router", signal.SIGSTOP, wait=False)
             wait_for(lambda: s.ctl("mixed-1", "status")["running"] == 0)
             s.kill("router", signal.SIGCONT, wait=False)
-            out = load.communicate(timeout=60)[0]
+            out = load.communicate(timeout=60 * SLOW)[0]
         finally:
             load.kill()
             load.wait()

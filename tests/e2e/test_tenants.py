@@ -2,6 +2,7 @@
 import hashlib
 import http.client
 import json
+import os
 import re
 import threading
 
@@ -152,7 +153,7 @@ def test_tokens_a_minute(limited):
 
 def test_refusals_take_nothing(tiny_model):
     """What is refused for want of a worker costs neither a request nor tokens; a wrong request counts as one."""
-    with Suite("mixed", tiny_model, keys={"a": ("ka", "requests=3 tokens=500")}) as s:
+    with Suite("mixed", tiny_model, router={"retry_wait_ms": 300}, keys={"a": ("ka", "requests=3 tokens=500")}) as s:
         status, headers, _ = ask(s, "ka", temperature="hot")
         assert status == 400 and headers["x-ratelimit-remaining-requests"] == "2", headers
         s.kill("mixed-1")
@@ -220,6 +221,40 @@ def test_apikey_is_checked(tmp_path):
     for args in ([], ["a b"], ["x" * 64], ["a", "--tokens", "0"], ["a", "--requests", "many"], ["a", "--concurrent", "1000001"]):
         r = subprocess.run([f"{BIN}/pdctl", "apikey", *args], capture_output=True, text=True)
         assert r.returncode == 2 and not r.stdout, (args, r)
+
+
+def test_apikey_replaces_a_key(tiny_model):
+    """With owner, mode, limits and all else of the file; what cannot be done changes nothing."""
+    with Suite("mixed", tiny_model, keys={"a": ("ka", "requests=1000"), "ab": ("kab", "tokens=9")}) as s:
+        real, path = f"{s.dir}/api_keys", f"{s.dir}/link"
+        os.symlink("api_keys", path)
+        with open(real) as f:
+            old = "# mine\n" + f.read() + f"  a\tsha256:{'0' * 64}\n"
+        with open(real, "w") as f:
+            f.write(old)
+        os.chmod(real, 0o640)
+        if os.geteuid() == 0:
+            os.chown(real, 12, 34)
+        before = os.stat(real)
+        r = s.pdctl("apikey", "a", "--replace", path)
+        key = r.stderr.split()[1]
+        want = old.replace(hashlib.sha256(b"ka").hexdigest(), hashlib.sha256(key.encode()).hexdigest()).replace(f"  a\tsha256:{'0' * 64}\n", "")
+        with open(real) as f:
+            assert (r.returncode, r.stdout, f.read()) == (0, "", want) and "reload" in r.stderr
+        after = os.stat(real)
+        assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode) and os.path.islink(path)
+        assert ask(s, "ka")[0] == 200 and s.pdctl("-d", "router", "reload").returncode == 0
+        assert ask(s, "ka")[0] == 401 and ask(s, key)[0] == ask(s, "kab")[0] == 200
+        for args, code, why in ((["b", "--replace", path], 1, "has no key of b"), (["a", "--replace", f"{s.dir}/none"], 1, "No such file"),
+                                (["a", "--replace", path, "--tokens", "5"], 2, "keeps the limits")):
+            r = s.pdctl("apikey", *args)
+            assert (r.returncode, r.stdout) == (code, "") and why in r.stderr and "pds-" not in r.stderr, r
+        open(f"{real}.new", "w").close()
+        r = s.pdctl("apikey", "a", "--replace", path)
+        assert r.returncode == 1 and f"api_keys.new: File exists, so nothing was changed; if no other pdctl is at work, one was killed: rm {os.path.realpath(real)}.new\n" in r.stderr, r
+        os.unlink(f"{real}.new")
+        with open(real) as f:
+            assert f.read() == want and not os.path.exists(f"{real}.new")
 
 
 def test_bad_file_at_start(tmp_path):

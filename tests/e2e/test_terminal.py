@@ -52,6 +52,13 @@ def test_control_characters_are_shown_and_not_obeyed(state):
         assert s.asked[1]["messages"][1]["content"] == "".join(evil)        # the model gets back what it said
 
 
+def test_a_wrong_key(state):
+    """What to do, and what the server itself says: it may be a proxy with its own keys."""
+    with PlayedServer([[("status", 401, "the key has expired")]]) as s:
+        code, out, err = piped(s.url, "hi\n", "--api-key", "x", env=state)
+        assert code and "this one is wrong: give --api-key KEY, or set OPENAI_API_KEY (the server says: the key has expired)\n" in err, (code, out, err)
+
+
 def test_an_error_of_the_server_is_shown_safely(state):
     with PlayedServer([[("status", 400, "no\x1b[31m way")], ["fine"]]) as s, Terminal("-u", s.url, "chat", env=state) as t:
         t.prompt()
@@ -543,7 +550,7 @@ def test_status_of_daemons_that_are_gone(tiny_model):
         assert r.returncode == 3 and max(map(len, r.stdout.splitlines())) <= 80
         assert re.search(r"^storage +stopped +- +- +- +last heard [\d.]+ m?s ago$", r.stdout, re.M), r.stdout
         assert re.search(r"^decode-2 +down +- +- +- +last heard [\d.]+ m?s ago$", r.stdout, re.M), r.stdout
-        assert re.search(r"^decode-2 +decode +down +0 +- +\d+ +- +\d+$", s.pdctl("workers").stdout, re.M), s.pdctl("workers").stdout
+        assert re.search(r"^decode-2 +decode +down +0 +- +\d+ +- +\d+\b", s.pdctl("workers").stdout, re.M), s.pdctl("workers").stdout
         gone = {d["name"]: d for d in json.loads(s.pdctl("--json", "status").stdout) if "pid" not in d}
         assert set(gone) == {"storage", "decode-2"} and all(0 < d["heard_us_ago"] < 60e6 for d in gone.values())
         s.restart("decode-2")

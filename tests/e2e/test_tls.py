@@ -5,6 +5,7 @@ import json
 import os
 import re
 import selectors
+import signal
 import socket
 import ssl
 import subprocess
@@ -12,7 +13,8 @@ import threading
 import time
 
 import pytest
-from suite import BIN, SLOW, Suite, wait_for
+from suite import BIN, ENV, SLOW, Suite, need_descriptors, wait_for
+from terminal import PlayedServer, Terminal, interrupt
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 HEALTH = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -240,18 +242,100 @@ def test_client_closes_without_notice(secure):
     alive(secure)
 
 
-def test_pdctl_chat_says_why_not(secure):
-    r = secure.pdctl("chat", "hello")
-    assert r.returncode == 1 and "uses TLS (http_tls_cert)" in r.stderr, r
+def chat(*args, **env):
+    r = subprocess.run([os.path.join(BIN, "pdctl"), *args, "chat", "hello"], capture_output=True, text=True, timeout=60 * SLOW,
+                       env={k: v for k, v in ENV.items() if k != "OPENAI_API_KEY"} | env)
+    return r.returncode, r.stdout, r.stderr
+
+
+def test_pdctl_chat(tmp_path):
+    """A certificate is checked, its name too; streaming, and stopping, is as without TLS."""
+    cert, key = make_cert(str(tmp_path), "one")
+    with PlayedServer([["Hel", 0.05, "lo"], ["never", 60, "ending"]]) as s:
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(cert, key)
+        s.http.socket = server.wrap_socket(s.http.socket, server_side=True)
+        url = s.url.replace("http:", "https:")
+        for args, why in (((), "self-signed certificate"), (("--cacert", make_cert(str(tmp_path), "two")[0]), "certificate"), (("--cacert", "/nowhere"), "/nowhere")):
+            code, out, err = chat("-u", url, *args)
+            assert code == 3 and not out and err.count("\n") == 1 and why in err and (args == ("--cacert", "/nowhere") or "--cacert" in err), err
+        code, out, err = chat("-u", url.replace("127.0.0.1", "localhost"), "--cacert", cert)
+        assert code == 3 and "no alternative certificate subject name" in err, err
+        assert chat("-u", url + "/v1/", "--cacert", cert) == (0, "Hello\n", ""), "a base address as OpenAI's clients have it"
+        with Terminal("-u", url, "--insecure", "chat", env={"XDG_STATE_HOME": str(tmp_path)}) as t:
+            t.prompt()
+            t.type("go on\r")
+            t.shows("never")
+            interrupt(t)
+            t.shows("(stopped)")
+            t.prompt()
+            t.type("\x04")
+            assert t.ends() == 0
+    assert len(s.asked) == 2
+
+
+def test_pdctl_chat_by_the_routers_status(secure):
+    """It learns from the router that it speaks TLS; the model has no tokenizer, which only the router can say."""
+    code, _, err = chat("-r", secure.dir, "--cacert", secure.cert)
+    assert code == 1 and "tokenizer" in err, err
+    assert chat("-r", secure.dir)[0] == 3
+    code, _, err = chat("-u", f"http://127.0.0.1:{secure.port}")
+    assert code == 1 and "use https://" in err, err
+    s = Suite("mixed", router={"model": ""}, wait=False)
+    s.names = ["router"]
+    with s:
+        wait_for(lambda: "event=ready" in s.log("router"))
+        code, _, err = chat("-u", f"https://127.0.0.1:{s.port}")
+        assert code == 3 and "http://?" in err, err
+
+
+def bench(url, *args, **more):
+    r = subprocess.run([os.path.join(BIN, "pdbench"), url, *args], capture_output=True, text=True, timeout=120 * SLOW, env=ENV, **more)
+    return r.returncode, r.stdout, r.stderr
+
+
+def test_pdbench(secure):
+    """Answers, and a request longer than a record of TLS, over kept connections and over fresh ones; all is as without TLS."""
+    url, trust = f"https://127.0.0.1:{secure.port}", ("--cacert", secure.cert)
+    for more, connections in (((), 4), (("--fresh-connections",), 40)):
+        code, out, err = bench(url, *trust, "-c", "4", "-n", "40", "-w", "0", "-i", "300", "-o", "100", "--requests", "-", *more)
+        assert code == 0 and len(out.splitlines()) == 40, err      # the table is on stderr then
+        assert re.search(rf" at {url}: .* 40 completed, 0 failed;.* {connections} connections, ", err, re.S), err
+    code, out, err = bench(url, *trust, "-n", "3", "-o", "2", "-e", json.dumps({"user": "x" * 100_000}))
+    assert code == 0 and f"at {url}: " in out, err
+
+
+def test_pdbench_says_why_not(secure, tmp_path):
+    url = f"https://127.0.0.1:{secure.port}"
+    for to, args, part in ((url, (), "self-signed certificate"), (url, ("--cacert", make_cert(str(tmp_path), "two")[0]), "self-signed certificate"), (url, ("--cacert", "/nowhere"), "/nowhere"),
+                           (url.replace("127.0.0.1", "localhost"), ("--cacert", secure.cert), "hostname mismatch"), ("https://127.0.0.1:1", (), "Connection refused")):
+        code, out, err = bench(to, "-n", "1", *args)
+        assert code == 3 and not out and part in err and err.count("\n") == 1, err
+    code, _, err = bench(url.replace("https", "http"), "-n", "1")
+    assert code == 1 and "use https://" in err, err
+    s = Suite("mixed", router={"model": ""}, wait=False)
+    s.names = ["router"]
+    with s:
+        wait_for(lambda: "event=ready" in s.log("router"))
+        code, _, err = bench(f"https://127.0.0.1:{s.port}", "-n", "1")
+        assert code == 3 and "http://?" in err, err
+    alive(secure)
 
 
 # --- as it should not be
 
 def test_plain_http_on_the_tls_port(secure):
-    with secure.raw() as c:
-        c.sendall(HEALTH)
-        assert b"HTTP/1.1 200" not in receive(c)
-    wait_for(lambda: 'event=http_tls_failed why="http request"' in secure.log("router") or metric(secure, "pdserve_http_tls_failed_total") > 0)
+    """It is told what is wrong, as an API error; a body that it goes on sending is dropped."""
+    before = metric(secure, "pdserve_http_tls_failed_total")
+    c = http.client.HTTPConnection("127.0.0.1", secure.port, timeout=20 * SLOW)
+    for method, body in (("GET", None), ("POST", json.dumps(BODY)), ("OPTIONS", None), ("POST", "x" * 3_000_000)):
+        c.request(method, "/v1/completions", body)
+        r = c.getresponse()
+        said = json.loads(r.read())
+        assert r.status == 400 and "use https://" in said["error"]["message"] and r.getheader("Connection") == "close", said
+        c.close()
+    wait_for(lambda: "why=\"this port speaks TLS: use https://" in secure.log("router"))
+    assert metric(secure, "pdserve_http_tls_failed_total") == before
     alive(secure)
 
 
@@ -379,6 +463,7 @@ def storm(port, hello, rate, seconds):
 def test_a_storm_of_handshakes(tmp_path):
     """One address begins more of them than a core can compute. No link falls, a stream goes on with its attempt, and others connect."""
     rate, seconds = 500, 6
+    need_descriptors(rate * seconds + 200)
     with Secure(str(tmp_path), "1p1d", sim={"base": "small", "time_scale": 0.2}, algorithm=("-newkey", "rsa:4096")) as s:
         stream, waits = s.connection(60), []
         stream.request("POST", "/v1/completions", json.dumps({**BODY, "max_tokens": 3000, "stream": True}))
@@ -450,6 +535,24 @@ def test_reload_of_the_certificate(tiny_model, tmp_path):
         old.request("POST", "/v1/completions", json.dumps(BODY))
         assert old.getresponse().status == 200
         old.close()
+
+
+def test_renewal_under_load(tiny_model, tmp_path):
+    """New certificates while clients connect for each request, and a decode worker that is restarted meanwhile: no request fails."""
+    with Secure(tmp_path, "1p2d", tiny_model) as s:
+        load = subprocess.Popen([os.path.join(BIN, "pdbench"), "-c", "4", "-d", "5s", "--fresh-connections", "-i", "32", "-o", "16", "--insecure", "-q",
+                                 "--result-prefix", "", f"https://127.0.0.1:{s.port}"], stdout=subprocess.PIPE, text=True)
+        for i in range(5):
+            for new, old in zip(make_cert(tmp_path, f"renewed-{i}", EC), (s.cert, s.key)):
+                os.replace(new, old)
+            assert s.pdctl("-d", "router", "reload").returncode == 0
+            assert served(s, s.cert)
+            if i == 2:
+                s.kill("decode-1", signal.SIGTERM)
+                s.start("decode-1")
+            time.sleep(0.6)
+        said = load.communicate(timeout=60 * SLOW)[0]
+        assert load.returncode == 0 and int(re.search(r"RESULT requests=(\d+)", said)[1]) > 20 and "RESULT failed=0" in said, said
 
 
 def test_bad_certificate_at_start(tmp_path):

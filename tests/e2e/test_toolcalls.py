@@ -159,9 +159,39 @@ def test_refused(s):
         assert status == 400 and r["error"]["param"] == param and says in r["error"]["message"]
 
 
+SUM = {"type": "function", "function": {"name": "add", "description": "Adds", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}}
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def test_a_model_without_a_format(real_model):
+    """auto finds none in its template: it is told of the tools, and what it writes has the generic form. What it says is SmolLM2's."""
+    with Suite("1p1d", real_model) as s:
+        r = ask(s, user("What is 2+3?"), tools=[*TOOLS, SUM])
+        call = r["message"]["tool_calls"][0]["function"]
+        assert r["finish_reason"] == "tool_calls" and (call["name"], json.loads(call["arguments"])) == ("add", {"a": 2, "b": 3})
+        message, finish = streamed(s, user("What is 2+3?"), tools=[*TOOLS, SUM])
+        assert finish == "tool_calls" and [(c["name"], c["arguments"]) for c in message["tool_calls"]] == [("add", call["arguments"])] and "content" not in message
+        r = ask(s, user("What is the capital of France?"), tools=[*TOOLS, SUM])
+        assert r["finish_reason"] == "stop" and r["message"]["content"].startswith("Paris")
+        assert streamed(s, user("What is the capital of France?"), tools=[*TOOLS, SUM]) == ({"content": r["message"]["content"]}, "stop")
+        for choice in ("required", {"type": "function", "function": {"name": "get_weather"}},
+                       {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": TOOLS}}):
+            calls = ask(s, user("Tell me a joke."), tools=[*TOOLS, SUM], tool_choice=choice)["message"]["tool_calls"]
+            assert len(calls) == 1 and (choice == "required" or calls[0]["function"]["name"] == "get_weather")
+        called = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Oslo"}'}}]}
+        history = [*user("Weather in Oslo?"), called, {"role": "tool", "tool_call_id": "c1", "content": "18 degrees, sunny"}]
+        assert "18" in ask(s, history, tools=TOOLS)["message"]["content"]
+        assert s.post("/v1/responses", {"input": "What is 2+3?", "tools": [{"type": "function", **SUM["function"]}], "tool_choice": "required", "temperature": 0,
+                                        "max_output_tokens": 64})[1]["output"][0]["name"] == "add"
+        s.quiet()
+
+
 def test_a_model_that_calls_nothing(real_model):
-    """auto finds no format in its template."""
-    with Suite("1p1d", real_model) as suite:
+    with Suite("1p1d", real_model, router={"tool_parser": "none"}) as suite:
         status, r = suite.post("/v1/chat/completions", {"messages": shown("x"), "tools": TOOLS})
         assert status == 400 and r["error"]["param"] == "tools" and "tool_parser" in r["error"]["message"]
 

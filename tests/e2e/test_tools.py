@@ -1,5 +1,6 @@
 """pdctl, and the options that all daemons share: what they print, what they return, what they leave behind."""
 import fcntl
+import glob
 import http.server
 import json
 import os
@@ -11,9 +12,9 @@ import threading
 import time
 
 import pytest
-from suite import BIN, ROOT, SLOW, Suite
+from suite import BIN, GOLDEN, ROOT, SLOW, TINY_MODEL, Suite, wait_for
 
-PROGRAMS = ["pdrouterd", "pdprefilld", "pddecoded", "pdmessagerd", "pdstoraged"]
+PROGRAMS = ["pdrouterd", "pdprefilld", "pddecoded", "pdrank", "pdmessagerd", "pdstoraged"]
 
 
 def run(*argv, **more):
@@ -139,6 +140,17 @@ def test_chat_asks(args, key, want):
     assert {k: v for k, v in asked[0][1].items() if k not in ("messages", "stream", "stream_options")} == want
 
 
+@pytest.mark.parametrize("args,key,part", [((), None, "there is none"), (("--api-key", "wrong"), None, "is wrong"), ((), "wrong", "is wrong")])
+def test_chat_says_how_to_give_a_key(args, key, part):
+    s = Suite("mixed", router={"model": ""}, wait=False, keys={"a": "alpha"})
+    s.names = ["router"]
+    with s:
+        wait_for(lambda: "event=ready" in s.log("router"))
+        env = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"} | ({"OPENAI_API_KEY": key} if key else {})
+        r = run(os.path.join(BIN, "pdctl"), "-r", s.dir, *args, "chat", "Hi", env=env)
+        assert r.returncode == 1 and part in r.stderr and "--api-key KEY" in r.stderr and "OPENAI_API_KEY" in r.stderr and "Bearer" not in r.stderr, r
+
+
 def test_exit_status(suite):
     ctl = os.path.join(BIN, "pdctl")
     assert run(ctl).returncode == 2
@@ -218,7 +230,7 @@ def test_reload(suite):
 def test_options(program, tmp_path):
     path = os.path.join(BIN, program)
     assert run(path, "-V").stdout.startswith(program + " ")
-    assert "--print-config" in run(path, "-h").stdout
+    assert "--print-config" in run(path, "-h").stdout and "--print-metrics" in run(path, "-h").stdout
     assert run(path, "--nonsense").returncode == 2
     assert run(path, "extra").returncode == 2
     conf = tmp_path / "x.conf"
@@ -228,6 +240,33 @@ def test_options(program, tmp_path):
     conf.write_text("\nheartbeat_ms = 5;\n")
     r = run(path, "-t", "-c", str(conf))
     assert r.returncode == 1 and f"{conf}:2: heartbeat_ms = 5 is out of range: 10 to 60000 ms" in r.stderr
+
+
+def test_plan_memory(tmp_path):
+    """What a model takes of GPUs, from its config.json alone; nothing is started, and no GPU is needed."""
+    def plan(model, *more, program="pddecoded", backend="cuda", arg=""):
+        return run(os.path.join(BIN, program), "--plan-memory" + arg, "-o", f"backend={backend}", "-o", f"model={model}", *more)
+
+    deepseek = os.path.join(GOLDEN, "..", "models", "deepseek-v3.json")
+    r = plan(deepseek)
+    assert r.returncode == 0, r.stderr
+    head, lines = r.stdout.split("\n")[0], {int(n): rest for n, *rest in map(str.split, r.stdout.splitlines()[3:])}
+    assert head == "deepseek-v3.json: 671.0 billion parameters, context of 163840 tokens; steps of 8192 tokens, 256 sequences, KV in bf16"
+    assert list(lines) == [1, 2, 4, 8, 16]
+    assert lines[8][0] == "81.73" and lines[8][-2:-1] == ["no"] and int(lines[8][-1]) > 500000 and int(lines[16][-2]) > 300000
+    fp8 = plan(deepseek, "-o", "kv_type=fp8", arg="=139", program="pdprefilld").stdout.splitlines()[-2].split()
+    assert 1.9 < int(fp8[-1]) / int(lines[8][-1]) < 2.0, "one size, and half the bytes of KV"
+    r = plan(deepseek, "-o", "tensor_parallel=3")
+    assert r.returncode == 0 and [x.split()[0] for x in r.stdout.splitlines()[3:]] == ["1", "2", "3", "4", "8", "16"]
+    r = plan(deepseek, "-o", "pipeline_parallel=2")
+    lines = {int(n): rest for n, *rest in map(str.split, r.stdout.splitlines()[3:])}
+    assert r.stdout.split("\n")[0].endswith("KV in bf16, 2 stages")
+    assert list(lines) == [2, 4, 8, 16, 32] and lines[16][0] == "43.32" and int(lines[16][-2]) > 600000
+    assert "32  pipeline_parallel is 2, tensor_parallel 16: a KV pool of 32 parts" in r.stdout
+    assert "the model has 2 KV heads" in plan(TINY_MODEL, "-o", "tensor_parallel=3").stdout
+    for r, why in [(plan(deepseek, backend="cpu"), "backend is cpu"), (plan(deepseek, arg="=big"), "expected 1 to 4096 GiB"), (plan(deepseek, arg="=nan"), "expected 1 to 4096 GiB"),
+                   (plan(tmp_path / "none.json"), "No such file"), (plan(""), "no model"), (run(os.path.join(BIN, "pdrouterd"), "--plan-memory"), "there is no --plan-memory")]:
+        assert r.returncode == 1 and why in r.stderr, r.stderr
 
 
 def test_queue_without_a_place(tmp_path):
@@ -315,6 +354,51 @@ def test_systemd_waits_as_long_as_a_stop_may_take(tmp_path, stop_s):
             p.kill()
 
 
+def test_failed_starts_under_systemd_come_slower_and_slower(tmp_path):
+    """However long each takes, and also if the daemon was ready for less than 10 s; a good start, an end in order, and time make the next one immediate again."""
+    file = tmp_path / "pdstoraged.starting"
+
+    def start(*options):
+        env = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "RUNTIME_DIRECTORY": str(tmp_path)}
+        return subprocess.Popen([os.path.join(BIN, "pdstoraged"), "--die-with-parent", str(os.getpid()), "-o", f"rundir={tmp_path}", "-o", "memory_mb=1", *options], env=env, stderr=subprocess.DEVNULL)
+
+    def seconds(option="-omemory_mb=x", status=1):
+        t = time.time()
+        assert start(option).wait(60 * SLOW) == status
+        return time.time() - t
+    for s, *failure in ((0, "--nonsense", 2), (1, "--nonsense", 2), (2,), (4,)):
+        assert s <= seconds(*failure) < s + 0.9 * SLOW
+    assert file.read_text() == "4\n"
+    os.utime(file, (0, time.time() - 60))    # it took a minute to fail
+    assert 8 <= seconds() and file.read_text() == "8\n"
+    os.utime(file, (0, time.time() - 3600))
+    assert seconds() < 0.9 * SLOW and file.read_text() == "0\n"
+    p = start()
+    wait_for(lambda: file.read_text() == "1\n", lambda: "it does not pause")
+    p.terminate()
+    assert p.wait() == 0 and not file.exists(), "told to end while it waits"
+
+    def ready():
+        return subprocess.run([os.path.join(BIN, "pdctl"), "-r", tmp_path, "status"], capture_output=True).returncode == 0
+    for s in (0, 1, 2):
+        p, t = start(), time.time()
+        wait_for(ready)
+        assert s <= time.time() - t < s + 0.9 * SLOW
+        p.kill()     # a crash soon after it was ready
+        p.wait()
+    p = start()
+    wait_for(ready)
+    assert file.exists()
+    wait_for(lambda: not file.exists())
+    p.kill()     # a crash of one that was ready for long
+    p.wait()
+    p, t = start(), time.time()
+    wait_for(ready)
+    assert time.time() - t < 0.9 * SLOW and file.exists()
+    p.terminate()
+    assert p.wait() == 0 and not file.exists()
+
+
 def test_fetch_model_without_a_network(tmp_path):
     """A damaged file in the cache is not given out, and what cannot be had is said in one line; nothing half-done stays."""
     if run("python3", "-m", "pip", "--version").returncode:
@@ -344,6 +428,44 @@ def test_bash_completes(words, want):
     script = f'. {ROOT}/tools/completion/pdctl.bash; COMP_WORDS=(pdctl "$@") COMP_CWORD=$#; _pdctl; printf "%s\\n" "${{COMPREPLY[@]}}"'
     r = run("bash", "-c", script, "bash", *words, env={**os.environ, "PATH": BIN + ":" + os.environ["PATH"]})
     assert r.stdout.split() == want and not r.stderr, r
+
+
+# --- make
+
+@pytest.mark.parametrize("given,says", [("Port=1", ", PORT is"), ("MODLE=x", ", MODEL is"), ("LAYUOT=1p1d", ", LAYOUT is"), ("SOAKSECOND=1", ", SOAK_SECONDS is")])
+def test_a_misspelt_variable_of_make(given, says):
+    r = run("make", "-n", "help", given, cwd=ROOT, env={**os.environ, "MAKEFLAGS": ""})
+    assert r.returncode == 2 and f"{given.split('=')[0]} is not a variable of this Makefile{says}" in r.stderr, r
+    name, value = given.split("=")
+    assert run("make", "-n", "help", cwd=ROOT, env={**os.environ, "MAKEFLAGS": "", name: value}).returncode == 0, "one of the environment is not make's"
+
+
+@pytest.mark.parametrize("given,warns", [
+    (["FLAVOUR=1", "X=1"], 2), (["LDFLAGS=-s", "CPPFLAGS=", "CXXFLAGS=-g", "INSTALL=install -p", "AM_UPDATE_INFO_DIR=no", "DEB_HOST_MULTIARCH=x86_64-linux-gnu", "V=1", "VERBOSE=1"], 0)])
+def test_other_variables_of_make(given, warns):
+    """Packaging tools pass their own. One that is like none of ours is a warning."""
+    env = {k: v for k, v in os.environ.items() if k != "MAKELEVEL"}
+    r = run("make", "-n", "help", *given, cwd=ROOT, env={**env, "MAKEFLAGS": ""})
+    assert r.returncode == 0 and r.stderr.count("is not a variable of this Makefile, so it has no effect") == len(r.stderr.splitlines()) == warns, r
+
+
+@pytest.mark.parametrize("name", ["CPPFLAGS", "LDFLAGS"])
+def test_flags_of_packaging_tools(name):
+    r = run("make", "-n", "-W", "tools/pdctl/main.c", "build/bin/pdctl", f"{name}=-DFOR_THE_TEST", cwd=ROOT, env={**os.environ, "MAKEFLAGS": ""})
+    lines = [line for line in r.stdout.splitlines() if "-DFOR_THE_TEST" in line]
+    assert len(lines) == 1 and (" -c " in lines[0]) == (name == "CPPFLAGS"), r
+
+
+def test_variables_of_make_that_are_documented():
+    """Those of `make help`, tests/bench/bench.mk and docs/run.md."""
+    make = ["make", "-s", "help"]
+    env = {**os.environ, "MAKEFLAGS": ""}
+    bench, table = (open(os.path.join(ROOT, *path)).read() for path in (("tests", "bench", "bench.mk"), ("docs", "run.md")))
+    names = set(re.findall(r"\b([A-Z][A-Z_]*)=", run(*make, cwd=ROOT, env=env).stdout + "".join(re.findall(r"(?m)^#.*\n", bench))))
+    names |= {name for cell in re.findall(r"(?m)^\| (`[^|]*) \|", table) for name in re.findall("`([A-Z_]+)`", cell)}
+    assert {"PORT", "KV_DISK_MB", "SOAK_SECONDS", "CONNECTIONS", "SAN", "SEED"} <= names, names
+    r = run(*make, *(f"{n}=" for n in names), cwd=ROOT, env=env)
+    assert r.returncode == 0, r.stderr
 
 
 # --- run-tests
@@ -376,7 +498,7 @@ def test_run_tests_counts(tmp_path):
     tool = tmp_path / "tools" / "run-tests"
     tool.write_text(open(os.path.join(ROOT, "tools", "run-tests")).read())
     tool.chmod(0o755)
-    (tmp_path / "Makefile").write_text("all:\n\t@touch all\nprograms:\n\t@true\nparsers:\n\t@echo test_msg\n")
+    (tmp_path / "Makefile").write_text("all:\n\t@touch all\nprograms faulty:\n\t@true\nparsers:\n\t@echo test_msg\n")
     (tmp_path / "tests" / "e2e" / "test_c.py").write_text(PYTEST_SKIPS)
     for name, script in (("test_a", UNIT_SKIPS), ("test_b", UNIT_FAILS_ONCE),
                          ("test_msg", UNIT_WAITS)):     # one of MOSTLY_WAIT
@@ -388,19 +510,34 @@ def test_run_tests_counts(tmp_path):
     assert r.returncode == 1, r.stdout
     lines = r.stdout.rstrip().split("\n")
     assert lines[-1] == "4 passed, 1 failed", r.stdout
-    assert lines[-5:-2] == ["  1 plain test_a: no avx9", "  1 plain test_a: no disk here",
+    assert lines[-6:-3] == ["  1 plain test_a: no avx9", "  1 plain test_a: no disk here",
                             "  1 plain test_c: no moon"], r.stdout
-    assert lines[-2].startswith("3 skipped, ") and "slowest:" in lines
+    assert lines[-3].startswith("3 skipped, ") and lines[-2] == "failed: plain test_b, 1" and "slowest:" in lines
     r = run(str(tool), "test_a", env={**os.environ, "PD_MODEL": "/dev/null", "JOBS": "2"})   # no parser: nothing is built for them
     assert r.stdout.rstrip().endswith("2 passed, 0 failed") and not (tmp_path / "all").exists(), r.stdout
     r = run(str(tool), "plain", "test_d")
     assert (r.returncode, r.stderr) == (2, "run-tests: there is no test test_d\n"), r.stdout
 
 
+def test_the_flags_of_others_have_settings_here():
+    """docs/from-vllm.md: each setting exists in the daemon that it names, each variable at the launcher."""
+    with open(os.path.join(ROOT, "docs", "from-vllm.md")) as f:
+        page = f.read()
+    keys = {d: set(re.findall(r"(?m)^#(\w+) = ", run(os.path.join(BIN, p), "--print-config").stdout)) for d, p in
+            {"router": "pdrouterd", "prefill": "pdprefilld", "decode": "pddecoded", "storage": "pdstoraged", "messager": "pdmessagerd"}.items()}
+    keys["worker"] = keys["prefill"] & keys["decode"]
+    named = re.findall(r"`(?:SET=\")?(router|worker|prefill|decode|storage|messager)\.(\w+)", page)
+    assert len(set(named)) > 40 and [f"{d}.{k}" for d, k in named if k not in keys[d]] == []
+    with open(os.path.join(ROOT, "docs", "run.md")) as f:
+        variables = set(re.findall(r"`([A-Z_]+)`", "".join(line.split("|")[1] for line in f if line.startswith("| `"))))
+    used = set(re.findall(r"`([A-Z_]+)=", page))
+    assert len(used) > 10 and used <= variables
+
+
 # --- man pages
 
 def test_man_pages(tmp_path):
-    """A page for each program with all of its options, and for each configuration file with all of its keys and defaults."""
+    """A page for each program with all of its options, for each configuration file with all of its keys and defaults, and one with all metrics."""
     assert run(os.path.join(ROOT, "tools", "make-man"), BIN, str(tmp_path)).returncode == 0
     macros = {".TH", ".SH", ".PP", ".TP", ".B", ".BR", ".nf", ".fi", ".ad"}
 
@@ -410,17 +547,38 @@ def test_man_pages(tmp_path):
         assert {line.split()[0] for line in text.split("\n") if line[:1] in (".", "'")} <= macros, text
         return text.replace("\\-", "-").replace("\\e", "\\").replace("\\&", "")
 
-    for program, section in [*((p, 8) for p in PROGRAMS), ("pdrank", 8), ("pdctl", 1), ("pdbench", 1)]:
+    for program, section in [*((p, 8) for p in PROGRAMS), ("pdctl", 1), ("pdbench", 1)]:
         text = page(program, section)
         for option in re.findall(r"^ +(-\w, --[\w-]+)", run(os.path.join(BIN, program), "--help").stdout, re.M):
             assert f".TP\n.B {option}" in text, (program, option)
     for program in PROGRAMS:
         keys = re.findall(r"^#(\w+) = (.*);$", run(os.path.join(BIN, program), "--print-config").stdout, re.M)
-        conf = {"pdrouterd": "router", "pdprefilld": "prefill", "pddecoded": "decode", "pdmessagerd": "messager", "pdstoraged": "storage"}[program]
+        conf = {"pdrouterd": "router", "pdprefilld": "prefill", "pddecoded": "decode", "pdrank": "rank", "pdmessagerd": "messager", "pdstoraged": "storage"}[program]
         text = page(f"pdserve-{conf}.conf", 5)
         got = re.findall(r'^\.TP\n\.BR "(\w+)" " = (.*)"\n(?!\.)\S', text, re.M)
         assert got == [(k, v.replace('"', '""')) for k, v in keys], program
         assert not re.search(r"[^:]\|[^\\]", text), program  # a line can break between choices
+    metrics = page("pdserve-metrics", 7)
+    shown = [n.replace("pdserve_prefill_", "pdserve_decode_") for n in re.findall(r'^\.TP\n\.BR "(\S+)" " \{\S+\} \w+"\n(?!\.)\S', metrics, re.M)]
+    listed = {n for p in PROGRAMS if p != "pdprefilld" for n in re.findall(r"^[\w:]+", run(os.path.join(BIN, p), "--print-metrics").stdout, re.M)}
+    assert sorted(shown) == sorted(listed)
     assert "\nNAME sha256:HEX" in page("pdserve-api_keys", 5).replace("  ", "") and "\nmodel = {" in page("pdserve-sim.conf", 5)
     for continued in ("min_p=0.05),\nof render's body", "from when a request\nwas due, so a server that stalls cannot hide it.\n.SH EXIT STATUS\n0 done, 1 requests failed or"):
         assert continued in page("pdctl", 1) + page("pdbench", 1)
+    for part in (".SH EXAMPLES\n", ".SH FILES\n", ".SH ENVIRONMENT\n", ".B PDSERVE_RUNDIR\n", ".B OPENAI_API_KEY\n"):
+        assert part in page("pdctl", 1)
+
+
+def test_uninstall_leaves_the_configuration_alone(tmp_path):
+    """All that make install has put somewhere goes, but for the configuration, which may have been changed."""
+    def make(target):
+        r = run("make", "-s", "-o", "all", "NVCC=", f"DESTDIR={tmp_path}", "PREFIX=/usr", target, cwd=ROOT, env={**os.environ, "MAKEFLAGS": ""})
+        assert r.returncode == 0, r
+        return {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if not p.is_dir()}, r.stdout
+    put, _ = make("install")
+    assert {"usr/bin/pdctl", "usr/share/man/man1/pdctl.1", "usr/lib/systemd/system/pdrouterd.service", "etc/pdserve/router.conf", "usr/share/doc/pdserve/docs/run.md"} <= put
+    for mine in ("usr/bin/pdother", "usr/share/man/man5/pdserve-mine.5", "usr/lib/systemd/system/mine.service"):
+        (tmp_path / mine).write_text("")
+    left, said = make("uninstall")
+    assert left == {f for f in put if f.startswith("etc/")} | {"usr/bin/pdother", "usr/share/man/man5/pdserve-mine.5", "usr/lib/systemd/system/mine.service"}
+    assert "/etc/pdserve" in said and not (tmp_path / "usr/share/doc/pdserve").exists()

@@ -316,3 +316,30 @@ def test_reads_a_journal(tmp_path):
     r = trace(tmp_path, "--last", "1", "--from", str(folder), "--svg", str(tmp_path / "a.svg"))
     assert r.returncode == 0 and f"request {req(2)}" in r.stdout and req(1) not in r.stdout
     assert req(2) in svg_of(tmp_path / "a.svg")
+
+
+def test_the_end_of_a_request_comes_late(tmp_path):
+    """The answer is there before the router's last line: one that has just happened is waited for, an old one, one that goes on and one of a clock that is ahead are not for long."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+
+    def begun(ago_us):
+        at = int(time.time() * 1e6) - T0 - ago_us
+        *lines, last = life(req(1), at)["router"].splitlines(keepends=True)
+        (logs / "router.log").write_text("".join(lines))
+        return last
+
+    def trace():
+        t = time.time()
+        p = subprocess.Popen([os.path.join(BIN, "pdctl"), "-r", tmp_path, "trace", req(1)], stdout=subprocess.PIPE, text=True, env=ENV)
+        return p, t
+    last = begun(200000)        # its last line here was 14 ms ago
+    p, _ = trace()
+    time.sleep(0.3)
+    with open(logs / "router.log", "a") as f:
+        f.write(last)
+    assert "not finished" not in (text := p.communicate()[0]) and "185.9 ms" in text, text
+    for ago_us, least, most in ((200000, 0.5, 1 + SLOW), (60_000_000, 0, 0.5 * SLOW), (-8_000_000, 0.5, 1 + SLOW)):
+        begun(ago_us)
+        p, t = trace()
+        assert "not finished" in p.communicate()[0] and least <= time.time() - t < most

@@ -73,13 +73,25 @@ def test_a_limit_names_its_key(s):
     assert (line["status"], line["key"]) == ("429", "bob") and "2 requests a minute" in line["why"]
 
 
-def test_strangers_cannot_fill_the_log(s):
+def test_a_missing_model_names_the_key_that_asked(s):
     had = len(lines(s, "request_refused"))
-    for _ in range(200):
+    assert ask(s, path="/v1/models/gpt-4", method="GET")[0] == 404
+    line = next_line(s, "request_refused", had)
+    assert (line["status"], line["key"]) == ("404", "alice")
+
+
+def test_strangers_cannot_fill_the_log(s):
+    """Nor do their lines take the place of those of keys."""
+    had = len(lines(s, "request_refused"))
+    for i in range(200):
         assert ask(s, path="/wp-login.php", key=None)[0] == 404
+        if i % 50 == 49:
+            assert ask(s, key="kc", Content_Encoding="br")[0] == 415
+    of_key = [x for x in lines(s, "request_refused")[had:] if x["key"] == "carol"]
+    assert [x["status"] for x in of_key] == 4 * ["415"]
     time.sleep(1.1)
     assert ask(s, path="/wp-login.php", key=None)[0] == 404
-    now = lines(s, "request_refused")[had:]
+    now = [x for x in lines(s, "request_refused")[had:] if x["key"] == "-"]
     assert len(now) < 150 and len(now) + sum(int(x["more"]) for x in now) == 201
 
 

@@ -23,14 +23,14 @@ const char *__lsan_default_suppressions(void)
 
 static const struct conf_key own_keys[] =
 	{/* types and limits that storage does not have */
-     {"name", CONF_STRING, "x", 1, 8, "", 0, "Name", NULL},
-     {"level", CONF_STRING, "info", 0, 0, "", 1, "Level", "debug|info|warn"},
-     {"limit_ms", CONF_INT, "500", 0, 1e12, "ms", 1, "Limit", NULL},
-     {"free", CONF_INT, "-1", 0, 0, "", 0, "No limits", NULL},
-     {"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "Ratio", NULL},
-     {"any", CONF_FLOAT, "0", 0, 0, "", 1, "Any number", NULL},
-     {"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL},
-     {"peers", CONF_LIST, "", 0, 0, "", 0, "Peers", NULL},
+     {"name", CONF_STRING, "x", 1, 8, "", 0, "Name", NULL, CONF_BY_NAME},
+     {"level", CONF_STRING, "info", 0, 0, "", 1, "Level", "debug|info|warn", CONF_BY_NAME},
+     {"limit_ms", CONF_INT, "500", 0, 1e12, "ms", 1, "Limit", NULL, CONF_BY_NAME},
+     {"free", CONF_INT, "-1", 0, 0, "", 0, "No limits", NULL, CONF_BY_NAME},
+     {"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "Ratio", NULL, CONF_BY_NAME},
+     {"any", CONF_FLOAT, "0", 0, 0, "", 1, "Any number", NULL, CONF_BY_NAME},
+     {"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL, CONF_BY_NAME},
+     {"peers", CONF_LIST, "", 0, 0, "", 0, "Peers", NULL, CONF_BY_NAME},
      CONF_END};
 static const struct conf_key *const tables[] = {own_keys, storage_keys, NULL};
 
@@ -73,6 +73,7 @@ static void check_value(const struct conf *c, const struct conf_key *k)
 		bounded = bounded && !k->choices && k->max > 0;
 		break;
 	case CONF_LIST: check_list(c, k); return;
+	case CONF_REMOVED: return;
 	}
 	must(!bounded || (x >= k->min && x <= k->max));
 }

@@ -71,12 +71,13 @@ static void check_hello(const struct handover_hello *h, const struct kv_layout *
 	must(h->epoch && h->epoch <= INT64_MAX);
 	must(h->name[0] && memchr(h->name, 0, sizeof h->name) && !strpbrk(h->name, " /\"\n"));
 	must(h->backend[0] && memchr(h->backend, 0, sizeof h->backend));
-	must(h->parts && h->parts <= KERN_PARTS_MAX && kv_layout_divides(l, h->parts));
+	must(h->parts && h->parts <= KERN_PARTS_MAX && h->stages && h->parts % h->stages == 0);
+	must(kv_layout_divides(l, kv_data_parts(&fds->data)));
 	for (uint32_t i = 0; i < h->parts; i++)
 		must(h->device[i] >= 0 && fds->data.fd[i] >= 0 && fds->data.device[i] == h->device[i]);
 	must(h->blocks && l->block_bytes && l->layers == h->layers && l->layers <= KV_LAYERS_MAX);
 	must(kv_layout_finish(&again) == 0 && again.block_bytes == l->block_bytes);
-	must(fds->control >= 0 && fds->data.parts == h->parts &&
+	must(fds->control >= 0 && fds->data.parts == h->parts && fds->data.stages == h->stages &&
 	     (fds->ring >= 0) == (h->ring_slots != 0));
 	must(h->ring_slots <= RING_SLOTS_MAX);
 }
@@ -138,7 +139,7 @@ static void run_hello(struct fuzz_input *in)
 	int fds[FDS], ring_at;
 	unsigned kinds = (unsigned)fuzz_take(in, 1), n_fds = (unsigned)fuzz_take(in, 1) % (FDS + 1);
 	handover_hello_init(&h, "prefill-1", EPOCH, &w.layout, BLOCKS, "cpu");
-	h.parts = 1;
+	h.parts = h.stages = 1;
 	h.ring_slots = SLOTS;
 	h.ring_layers = LAYERS;
 	change(in, &h, sizeof h);

@@ -16,7 +16,7 @@ static void note_head(const struct http_head *h, struct buf *out)
 	buf_printf(out, "%s %s?%s %d %d %d %d %llu [%s] [%s]\n", h->method, h->path, h->query, h->minor,
 	           h->keep_alive, h->chunked, h->expect_continue, (unsigned long long)h->content_length,
 	           h->authorization, h->session_id);
-	must(h->has_host || h->minor == 0);
+	must(h->host || h->minor == 0);
 	must(!(h->chunked && h->has_length));
 }
 

@@ -3,6 +3,7 @@
  * bytes, which first pass msg/codec.h. A worker is refused with a sentence, or is one that can be
  * placed on, shown and compared with the others; what the router keeps of it stays within its
  * limits. */
+#include "tests/unit/registry_defaults.h"
 #include "daemons/router/place/place.h"
 #include "msg/codec.h"
 #include "tests/fuzz/fuzz.h"
@@ -152,7 +153,7 @@ FUZZ(registry, 1 << 12)
 	struct fuzz_input in = {data, data + size};
 	w.now_us = 1000000000;
 	w.epoch = 0;
-	registry_init(&w.g, 1000000);
+	registry_defaults(&w.g, 1000000);
 	registry_set_index_max(&w.g, ENTRIES_MAX);
 	while (in.at < in.end) {
 		switch ((unsigned)fuzz_take(&in, 1) % 6) {

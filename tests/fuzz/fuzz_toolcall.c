@@ -16,7 +16,8 @@ static const char TOOLS[] =
 	"{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
 static const char *const formats[] = {"hermes",   "qwen3_coder",  "llama3_json", "mistral",
                                       "deepseek", "deepseek_v32", "glm",         "kimi_k2",
-                                      "granite",  "cohere",       "pythonic",    "harmony"};
+                                      "granite",  "cohere",       "pythonic",    "harmony",
+                                      "generic"};
 
 struct seen {
 	struct buf text;

@@ -28,12 +28,12 @@ static inline struct three three(uint32_t max_tokens, int prompt_logprobs)
 	return t;
 }
 
-static inline void expect(struct rig *r, enum attempt_state state, const char *out, const char *log)
+static inline void expect(struct rig *r, enum standing want, const char *out, const char *log)
 {
-	ck_assert_str_eq(attempt_state_name(r->s->state), attempt_state_name(state));
+	ck_assert_str_eq(standing_name(standing(r->s)), standing_name(want));
 	ck_assert_str_eq(r->out, out);
 	ck_assert_str_eq(r->log, log);
-	ck_assert_int_eq(r->ended, state == ATTEMPT_DONE || state == ATTEMPT_FAILED ? 1 : 0);
+	ck_assert_int_eq(r->ended, want == DONE || want == FAILED ? 1 : 0);
 }
 
 #endif

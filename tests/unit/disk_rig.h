@@ -106,15 +106,19 @@ static inline struct rig_op *rig_op(unsigned name, size_t bytes, int put)
 	                         .move = put ? rig_move_in : rig_move_out};
 	o->name = name;
 	o->bytes = put ? NULL : mem_alloc(bytes ? bytes : 1);
+	pthread_condattr_t monotonic; /* the time of day may be set while it waits */
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_mutex_init(&o->lock, NULL);
-	pthread_cond_init(&o->over, NULL);
+	pthread_cond_init(&o->over, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	return o;
 }
 
 static inline int rig_wait(struct rig_op *o)
 {
 	struct timespec t;
-	clock_gettime(CLOCK_REALTIME, &t);
+	clock_gettime(CLOCK_MONOTONIC, &t);
 	t.tv_sec += RIG_WAIT_S;
 	pthread_mutex_lock(&o->lock);
 	while (!o->done)

@@ -30,8 +30,10 @@ struct rig_opts {
 	enum kv_type kv;
 	enum kern_dtype activations;
 	unsigned threads, block_tokens, rows, logits, blocks; /* 0: 1, 16, 320, as rows, 96 */
-	unsigned tp, ranks_per_device;
-	int hidden, overlap;
+	unsigned tp, pp, ranks_per_device;
+	struct tp_remote *remote; /* (n_remote) */
+	unsigned n_remote;
+	int hidden, overlap, expert_parallel;
 	uint32_t histories, history_match;
 	void (*progressed)(void *arg);
 	void *arg;
@@ -56,6 +58,10 @@ static struct rig rig_open(struct rig_opts o)
 		.max_logits = o.logits ? o.logits : rows,
 		.max_spans = 32,
 		.tp = o.tp,
+		.pp = o.pp,
+		.remote = o.remote,
+		.n_remote = o.n_remote,
+		.expert_parallel = o.expert_parallel,
 		.hidden = o.hidden,
 		.overlap = o.overlap,
 		.histories = o.histories,
@@ -71,7 +77,7 @@ static struct rig rig_open(struct rig_opts o)
 	rc = engine_new_pool(r.e, r.blocks, NULL, &err);
 	ck_assert_msg(rc == 0, "engine_new_pool: %s", err.text);
 	r.pool = engine_pool(r.e)->host;
-	if (r.pool)
+	if (r.pool && o.pp <= 1)
 		/* NaN: a block that is read before it is written shows */
 		memset(r.pool, 0xff, i->kv.block_bytes * r.blocks);
 	if (o.board)

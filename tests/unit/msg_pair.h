@@ -9,6 +9,7 @@
 #define TESTS_MSG_PAIR_H
 
 #include "msg/chan.h"
+#include "tests/fault/fault.h"
 #include "msg/codec.h"
 #include "tempdir.h"
 #include "util/clock.h"
@@ -44,6 +45,7 @@ struct side {
 	char to[100];
 	uint64_t epoch;
 	struct chan_opts opts;
+	const char *fault; /* rules (tests/fault/fault.h); NULL: none */
 	unsigned ups, downs;
 	/* said */
 	uint64_t session, said, full; /* in the present session; ERR_FULL answers */
@@ -108,6 +110,13 @@ static inline int say_type(struct side *s, enum msg_type type)
 		     f->label != PROTOBUF_C_LABEL_REPEATED && k < sizeof parts / sizeof *parts; k++)
 			if (f->descriptor == parts[k].type)
 				*(void **)(room + f->offset) = parts[k].part;
+	}
+	static unsigned char secret[32];
+	if (type == MSG_PIPELINE_TAKE) {
+		Pds__PipelineTake *take = (Pds__PipelineTake *)m;
+		take->stage = take->ticket = take->port = 1;
+		take->stages = 2;
+		take->secret = (ProtobufCBinaryData){sizeof secret, secret};
 	}
 	ck_assert_msg(msg_validate(info, m, &err) == 0, "%s: %s", info->name, err.text);
 	struct msg_head head = {.req = {s->session, s->said + 1}, .attempt = 1};
@@ -181,6 +190,7 @@ static void side_start(struct event_base *on, struct side *s)
 	s->opts.name = s->name;
 	s->opts.epoch = ++s->epoch;
 	s->opts.bind = s->bind[0] ? s->bind : NULL;
+	fault_next(s->fault);
 	ck_assert_msg(chan_new(on, &s->opts, &h, &s->c, &err) == 0, "%s", err.text);
 	if (s->to[0])
 		chan_connect(s->c, s->to, NULL, 1);
@@ -192,7 +202,7 @@ static inline void side_stop(struct side *s)
 	s->p = NULL;
 }
 
-static inline struct chan_opts pair_opts(uint64_t resend_us, const char *fault)
+static inline struct chan_opts pair_opts(uint64_t resend_us)
 {
 	return (struct chan_opts){.heartbeat_us = 20000,
 	                          .silence_us = 20000000,
@@ -200,21 +210,27 @@ static inline struct chan_opts pair_opts(uint64_t resend_us, const char *fault)
 	                          .window_bytes = 1 << 20,
 	                          .peers_max = 4,
 	                          .message_bytes_max = 1 << 20,
-	                          .resend_us = resend_us,
-	                          .fault = fault};
+	                          .resend_us = resend_us};
 }
 
-static inline void pair_open(struct event_base *on, struct side *a, struct side *b, const char *id,
-                             const struct chan_opts *oa, const struct chan_opts *ob)
+static inline void pair_open_faulty(struct event_base *on, struct side *a, struct side *b,
+                                    const char *id, const struct chan_opts *oa, const char *fault_a,
+                                    const struct chan_opts *ob, const char *fault_b)
 {
-	*a = (struct side){.name = "bound", .epoch = 1000, .opts = *oa};
-	*b = (struct side){.name = "dials", .epoch = 2000, .opts = *ob};
+	*a = (struct side){.name = "bound", .epoch = 1000, .opts = *oa, .fault = fault_a};
+	*b = (struct side){.name = "dials", .epoch = 2000, .opts = *ob, .fault = fault_b};
 	char path[TEST_FOLDER_BYTES];
 	test_file(path, id);
 	snprintf(a->bind, sizeof a->bind, "ipc://%s", path);
 	snprintf(b->to, sizeof b->to, "%s", a->bind);
 	side_start(on, a);
 	side_start(on, b);
+}
+
+static inline void pair_open(struct event_base *on, struct side *a, struct side *b, const char *id,
+                             const struct chan_opts *oa, const struct chan_opts *ob)
+{
+	pair_open_faulty(on, a, b, id, oa, NULL, ob, NULL);
 }
 
 static inline void pair_close(struct side *a, struct side *b)

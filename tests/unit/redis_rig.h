@@ -245,10 +245,10 @@ static inline void rop_begin_get(struct tier *t, struct rop *o, unsigned name, s
 static inline void sem_wait_long(sem_t *s)
 {
 	struct timespec until;
-	clock_gettime(CLOCK_REALTIME, &until);
+	clock_gettime(CLOCK_MONOTONIC, &until);
 	until.tv_sec += 30;
 	int r;
-	while ((r = sem_timedwait(s, &until)) != 0 && errno == EINTR)
+	while ((r = sem_clockwait(s, CLOCK_MONOTONIC, &until)) != 0 && errno == EINTR)
 		;
 	ck_assert_msg(r == 0, "an operation does not end");
 }

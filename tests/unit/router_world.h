@@ -4,6 +4,7 @@
 #ifndef TESTS_ROUTER_WORLD_H
 #define TESTS_ROUTER_WORLD_H
 
+#include "tests/unit/registry_defaults.h"
 #include "daemons/router/request/request.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -357,16 +358,15 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	w->r.conf = (struct router_conf){.max_requests = 4096,
 	                                 .max_choices = 128,
 	                                 .embedding_inputs_max = 2048,
-	                                 .embedding_pooling = PDS__POOLING__POOLING_LAST,
 	                                 .retry_after_s = 1,
 	                                 .request_timeout_us = 60000000,
 	                                 .text_inline_bytes = 4096,
 	                                 .request_memory_bytes = 64u << 20,
-	                                 .out_bytes_max = out_bytes_max};
+	                                 .http.out_bytes_max = out_bytes_max};
 	w->r.memory.size = 128u << 20;
 	w->r.stats = stat_new(router_stats, STAT_COUNT);
 	requests_init(&w->r);
-	registry_init(&w->r.registry, 30000000);
+	registry_defaults(&w->r.registry, 30000000);
 	struct attempts_opts so = {
 		.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
 	attempts_init(&w->r.attempts, &w->r.registry, &so);

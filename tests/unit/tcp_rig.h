@@ -96,7 +96,8 @@ struct rig_pool {
 
 static size_t rig_part_bytes(const struct rig_pool *p, uint32_t i)
 {
-	return kv_part_offset(&p->layout, p->own.region.blocks, i, p->parts, p->layout.layers, 0);
+	return kv_part_offset(&p->layout, p->own.region.blocks, i, (struct kv_parts){1, p->parts},
+	                      p->layout.layers, 0);
 }
 
 static void rig_parts_new(struct rig_pool *p, struct kv_data *ret)
@@ -140,7 +141,8 @@ static inline void rig_pool_move(struct rig_pool *p, bool gather)
 	for (uint64_t at = 0, n = 0; p->parts > 1 && at < p->own.region.data_bytes; at += n) {
 		uint32_t part;
 		uint64_t there;
-		n = kv_part_find(&p->layout, p->own.region.blocks, p->parts, at, &part, &there);
+		n = kv_part_find(&p->layout, p->own.region.blocks, (struct kv_parts){1, p->parts}, at,
+		                 &part, &there);
 		memcpy(gather ? p->own.data + at : p->part[part] + there,
 		       gather ? p->part[part] + there : p->own.data + at, n);
 	}

@@ -3,6 +3,7 @@
  * templates that take parts, several threads with one template, and what is refused. */
 #include "format/gguf.h"
 #include "text/chat.h"
+#include "text/chat_generic.h"
 #include "text/chat_request.h"
 #include "skip.h"
 #include "util/json_load.h"
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define DATA "tests/data/chat"
 
@@ -289,17 +291,18 @@ TEST(bad_messages)
 /* Messages with calls of tools, in a quota of any size: a prompt or a refusal, and nothing stays
  * taken. jansson frees what it cannot add: under valgrind, as it is not instrumented, a use of
  * that is seen here. */
-TEST_LOOP(any_quota, 0, 2)
+TEST_LOOP(any_quota, 0, 3)
 {
 	size_t len;
 	char *file = read_file(DATA "/templates/own-harmony.jinja", &len);
 	struct chat_template *c = NULL;
-	if (_i) /* one call in a message */
+	int one_call = _i == 1;
+	if (one_call)
 		ck_assert_int_eq(chat_template_new(file, len, &c, NULL), 0);
 	else
 		c = smollm2();
 	struct chat_set set = {.plain = c};
-	struct chat_tools tools = {0};
+	struct chat_tools tools = {.generic = _i == 2};
 	struct buf text;
 	json_error_t bad;
 	static const char call[] = "{\"id\":\"x\",\"function\":{\"name\":\"n\",\"arguments\":{}}}";
@@ -311,14 +314,15 @@ TEST_LOOP(any_quota, 0, 2)
 		/* its copy's table grows often, at last for tool_calls */
 		for (int k = 0; k < 40; k++)
 			buf_printf(&text, "\"m%d\":1,", k + i);
-		buf_printf(&text, "\"tool_calls\":[%s%s%s]},", call, _i ? "," : "", _i ? call : "");
+		buf_printf(&text, "\"tool_calls\":[%s%s%s]},", call, one_call ? "," : "",
+		           one_call ? call : "");
 	}
 	buf_adds(&text, "{\"role\":\"user\",\"content\":\"y\"}");
 	buf_adds(&text, "]}");
 	json_account_setup();
-	for (size_t limit = 0; limit < 400000 && rendered < 20; limit += rendered ? 977
-	                                                                 : _i     ? 497
-	                                                                          : 72) {
+	for (size_t limit = 0; limit < 400000 && rendered < 20; limit += rendered   ? 977
+	                                                                 : one_call ? 497
+	                                                                            : 72) {
 		struct quota q;
 		struct json_account a = {.quota = &q};
 		struct body_error e = {0};
@@ -461,4 +465,121 @@ TEST_LOOP(turns_as_the_template_takes_them, 0, sizeof turns / sizeof *turns)
 	chat_template_destroy(&set.plain);
 	free(text);
 	free(file);
+}
+
+/* --- tools for a template that knows nothing of them ---------------------- */
+
+#define SHOW "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+#define STRICT                                                                     \
+	"{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}" \
+	"{{ raise_exception('user and assistant take turns') }}{% endif %}{% endfor %}" SHOW
+#define TOLD_X "{'role':'user','content':'x'}"
+#define F_AND_G                                                               \
+	"],'tools':[{'type':'function','function':{'name':'f','parameters':{}}}," \
+	"{'type':'function','function':{'name':'g','description':'D'}}"
+#define CHOICE(v) "],'tool_choice':" v ",'_':["
+#define LINE_F "\n{'name':'f','parameters':{}}"
+#define LINE_G "\n{'name':'g','description':'D'}"
+#define HEAD " Each line describes a function, its parameters as a JSON schema:\n"
+#define MAY "You can call these functions, or answer yourself." HEAD
+#define MUST "You call functions." HEAD
+#define HOW "{'tool_calls': [{'name': ..., 'arguments': ...}]}"
+#define EITHER                                                                             \
+	"\n\nWrite JSON: either " HOW ", to call a function, or {'response': ...}, with your " \
+	"own answer to the user in words."
+#define ONLY "\n\nWrite JSON that calls a function: " HOW
+#define CALLS_F_G                                                                               \
+	"{'role':'assistant','content':null,'tool_calls':[" CALL("a", "f", "{}") "," CALL("b", "g", \
+	                                                                                  "[1]") "]}"
+#define SAID_F_G                                                                              \
+	"[assistant: {'tool_calls': [{'name': 'f', 'arguments': {}}, {'name': 'g', 'arguments': " \
+	"'[1]'}]}]"
+
+static const struct {
+	const char *text, *messages, *want;
+} generic[] = {
+	{SHOW, TOLD_X F_AND_G, "[system: " MAY LINE_F LINE_G EITHER "][user: x]"},
+	{SHOW, TOLD_X F_AND_G CHOICE("'none'"), "[user: x]"},
+	{SHOW, TOLD_X F_AND_G CHOICE("'required'"), "[system: " MUST LINE_F LINE_G ONLY "][user: x]"},
+	{SHOW, TOLD_X F_AND_G CHOICE("{'type':'function','function':{'name':'g'}}"),
+     "[system: " MUST LINE_G ONLY "][user: x]"},
+	{SHOW, "{'role':'system','content':'S'}," TOLD_X F_AND_G,
+     "[system: S\n\n" MAY LINE_F LINE_G EITHER "][user: x]"},
+	{SHOW,
+     "{'role':'system','content':[{'type':'text','text':'S'},{'type':'text','text':'T'}]}," TOLD_X
+         F_AND_G,
+     "[system: ST\n\n" MAY LINE_F LINE_G EITHER "][user: x]"},
+	/* a template without a system, and with turns */
+	{STRICT, TOLD_X F_AND_G, "[user: " MAY LINE_F LINE_G EITHER "\n\nx]"},
+	/* calls and results, also where no tools are given any more */
+	{STRICT,
+     X CALLS_F_G "," RESULT("'tool_call_id':'b',", "rb") "," RESULT("'tool_call_id':'a',", "ra"),
+     "[user: x]" SAID_F_G "[user: Result of g:\nrb\n\nResult of f:\nra]"},
+	{STRICT,
+     X CALLS_F_G "," RESULT("", "1") "," RESULT("", "2") "," RESULT("", "3") "," X
+                                                                             "{'role':'assistant',"
+                                                                             "'content':'C'}",
+     "[user: x]" SAID_F_G "[user: Result of f:\n1\n\nResult of g:\n2\n\nResult of a "
+     "function:\n3\n\nx][assistant: C]"},
+	{SHOW,
+     "{'role':'assistant','content':'C','tool_calls':[" CALL(
+		 "a", "f", "{}") "]},"
+                         "{'role':'tool','name':'h','content':'1'},{'role':'assistant','content':"
+                         "'D'}," X "{'role':'tool','content':'2'}",
+     "[assistant: C\n{'tool_calls': [{'name': 'f', 'arguments': {}}]}][user: Result of h:\n1]"
+     "[assistant: D][user: x][user: Result of a function:\n2]"},
+};
+
+static double cpu_ms(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+/* The most messages that a request may have, 4 MB of results: one message, in one pass. */
+TEST(many_results)
+{
+	struct chat_tools tools = {.generic = 1};
+	json_t *list = json_array();
+	char *text = mem_alloc(1000);
+	memset(text, 'x', 1000);
+	for (int i = 0; i < 4096; i++)
+		json_array_append_new(list, json_pack("{s:s,s:s%}", "role", "tool", "content", text,
+		                                      (size_t)1000));
+	double begin = cpu_ms();
+	ck_assert_int_eq(chat_generic_reword(&list, &tools, NULL), 0);
+	double ms = cpu_ms() - begin;
+	ck_assert_msg(ms < 500, "%g ms", ms);
+	ck_assert_uint_eq(json_array_size(list), 1);
+	ck_assert_uint_eq(json_string_length(json_object_get(json_array_get(list, 0), "content")),
+	                  4096 * (1000 + strlen("Result of a function:\n")) + 4095 * strlen("\n\n"));
+	json_decref(list);
+	free(text);
+}
+
+TEST_LOOP(tools_without_a_template_for_them, 0, sizeof generic / sizeof *generic)
+{
+	struct chat_set set = {0};
+	struct chat_tools tools;
+	struct body_error e = {0};
+	struct buf out;
+	char *text = mem_printf("{'messages':[%s]}", generic[_i].messages);
+	json_t *body = json_of(text), *before = json_deep_copy(body);
+	ck_assert_int_eq(
+		chat_template_new(generic[_i].text, strlen(generic[_i].text), &set.plain, NULL), 0);
+	ck_assert_int_eq(chat_tools_read(body, &tools, &e), 0);
+	tools.generic = 1;
+	buf_init(&out, chat_request_text_max(strlen(text)));
+	ck_assert_msg(chat_request_render(&set, body, &tools, 0, &out, &e) == 0, "%s", e.text);
+	for (size_t i = 0; i < out.len; i++)
+		out.data[i] = out.data[i] == '"' ? '\'' : out.data[i];
+	ck_assert_str_eq(out.data, generic[_i].want);
+	ck_assert(json_equal(body, before));
+	chat_tools_fini(&tools);
+	buf_fini(&out);
+	json_decref(body);
+	json_decref(before);
+	chat_template_destroy(&set.plain);
+	free(text);
 }

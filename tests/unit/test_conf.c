@@ -13,24 +13,24 @@
 #include <unistd.h>
 
 static const struct conf_key common_table[] = {
-	{"name", CONF_STRING, "x", 1, 8, "", 0, "Name", NULL},
-	{"level", CONF_STRING, "info", 0, 0, "", 1, "Level", "debug|info|warn"},
+	{"name", CONF_STRING, "x", 1, 8, "", 0, "Name", NULL, CONF_BY_NAME},
+	{"level", CONF_STRING, "info", 0, 0, "", 1, "Level", "debug|info|warn", CONF_BY_NAME},
 	CONF_END,
 };
 static const struct conf_key own_table[] = {
-	{"threads", CONF_INT, "2", 1, 64, "threads", 0, "Threads", NULL},
-	{"limit_ms", CONF_INT, "500", 0, 9007199254740991, "ms", 1, "limit", NULL},
-	{"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "kv_aware: ratio", NULL},
-	{"offload", CONF_BOOL, "true", 0, 0, "", 1, "Offload", NULL},
-	{"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL},
+	{"threads", CONF_INT, "2", 1, 64, "threads", 0, "Threads", NULL, CONF_BY_NAME},
+	{"limit_ms", CONF_INT, "500", 0, 9007199254740991, "ms", 1, "limit", NULL, CONF_BY_NAME},
+	{"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "kv_aware: ratio", NULL, CONF_BY_NAME},
+	{"offload", CONF_BOOL, "true", 0, 0, "", 1, "Offload", NULL, CONF_BY_NAME},
+	{"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL, CONF_BY_NAME},
 	{"free", CONF_INT, "-1", 0, 0, "", 0,
      "No limits at all, and a help that needs more than one line: it goes on and on, word after "
      "word, until the line is full and another one has to begin",
-     NULL},
+     NULL, CONF_BY_NAME},
 	CONF_END,
 };
 static const struct conf_key required_table[] = {
-	{"model", CONF_STRING, "", 1, 100, "", 0, "Model file", NULL},
+	{"model", CONF_STRING, "", 1, 100, "", 0, "Model file", NULL, CONF_BY_NAME},
 	CONF_END,
 };
 static const struct conf_key *const tables[] = {common_table, own_table, NULL};
@@ -321,6 +321,52 @@ TEST(test_reload)
 	conf_destroy(&c);
 }
 
+/* A default that depends on another key, and one that is known only at start: both are shown as
+ * the default, and are no change when the file is read again. */
+TEST(test_defaults_that_depend)
+{
+	static const struct conf_key slots_table[] = {
+		{"slots", CONF_INT, "4; name=gpu: 16", 1, 64, "slots", 0, "slots", NULL, CONF_BY_NAME},
+		{"routers", CONF_LIST, "a; name=gpu: b", 0, 3, "", 0, "Routers", NULL, CONF_BY_NAME},
+		CONF_END,
+	};
+	static const struct conf_key *const dependent[] = {common_table, slots_table, NULL};
+	static const struct {
+		const char *file, *value, *shown, *source;
+	} cases[] = {
+		{"", "4", "\"default\":\"4\"", "\"source\":\"default\""},
+		{"name = \"gpu\";", "16", "\"default\":\"16\"", "\"source\":\"default of name gpu\""},
+		{"name = \"gpu\"; slots = 4;", "4", "\"default\":\"16\"", "x.conf:1\""},
+		{"slots = 16;", "16", "\"default\":\"4\"", "x.conf:1\""},
+	};
+	struct conf *c;
+	struct err err = {0};
+	struct buf b;
+	char *changed, *refused;
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		write_file(cases[i].file);
+		ck_assert_msg(conf_load(dependent, path, NULL, 0, &c, &err) == 0, "%s", err.text);
+		ck_assert_int_eq(conf_int(c, "slots"), atoi(cases[i].value));
+		buf_init(&b, 0);
+		conf_json(c, &b);
+		ck_assert_msg(strstr(b.data, cases[i].shown) && strstr(b.data, cases[i].source), "%s",
+		              b.data);
+		buf_fini(&b);
+		conf_set_default(c, "slots", "8", "default of a small one");
+		int set = strstr(cases[i].file, "slots") != NULL;
+		ck_assert_int_eq(conf_int(c, "slots"), set ? atoi(cases[i].value) : 8);
+		ck_assert_int_eq(conf_reload(c, NULL, NULL, &changed, &refused, &err), 0);
+		ck_assert(!changed && !refused);
+		ck_assert_int_eq(conf_int(c, "slots"), set ? atoi(cases[i].value) : 8);
+		conf_destroy(&c);
+	}
+	buf_init(&b, 0);
+	conf_help(dependent, &b);
+	ck_assert_ptr_nonnull(strstr(b.data, "1 to 64 slots. Default with name gpu: 16.\n#slots = 4;"));
+	ck_assert_ptr_nonnull(strstr(b.data, "#routers = [\"a\"];"));
+	buf_fini(&b);
+}
+
 TEST(test_json)
 {
 	struct conf *c;
@@ -375,4 +421,59 @@ TEST(test_help_is_a_file)
 	ck_assert_str_eq(items[1], "b");
 	conf_destroy(&c);
 	buf_fini(&b);
+}
+
+/* A key of earlier versions names what replaced it, from a file, an option, and at a reload. */
+TEST(a_removed_key_says_what_to_do)
+{
+	static const struct conf_key some[] = {{"level", CONF_INT, "3", 0, 9, "", 1, "a level", NULL,
+	                                        CONF_BY_NAME},
+	                                       CONF_GONE("depth", "set level instead"),
+	                                       CONF_END};
+	const struct conf_key *const both[] = {some, NULL};
+	char *const options[] = {(char *)"depth=3"};
+	struct conf *c;
+	struct err err = {0};
+	ck_assert_int_eq(conf_load(both, NULL, options, 1, &c, &err), ERR_INVALID);
+	ck_assert_str_eq(err.text, "option -o: the key \"depth\" exists no more: set level instead");
+	struct buf out;
+	buf_init(&out, 0);
+	conf_help(both, &out);
+	ck_assert_ptr_null(strstr(out.data, "depth"));
+	buf_fini(&out);
+}
+
+/* Each value is where its key's place says, in the unit of the field. */
+TEST(values_are_put_into_a_structure)
+{
+	struct values {
+		int on, choice;
+		uint32_t count;
+		uint64_t wait_us;
+		size_t bytes;
+		double share;
+		const char *name;
+	} v = {0};
+	static const struct conf_key some[] = {
+		{"on", CONF_BOOL, "true", 0, 0, "", 0, "a", NULL, CONF_TO(struct values, on)},
+		{"mode", CONF_STRING, "c", 0, 0, "", 0, "b", "a|bb|c", CONF_TO(struct values, choice)},
+		{"count", CONF_INT, "7", 0, 9, "", 0, "c", NULL, CONF_TO(struct values, count)},
+		{"wait_ms", CONF_INT, "9000000", 0, 1e9, "ms", 0, "d", NULL,
+	     CONF_US(struct values, wait_us)},
+		{"size_mb", CONF_INT, "5000", 0, 9999, "MiB", 0, "e", NULL,
+	     CONF_BYTES(struct values, bytes)},
+		{"share", CONF_FLOAT, "0.25", 0, 1, "", 0, "f", NULL, CONF_TO(struct values, share)},
+		{"name", CONF_STRING, "x", 0, 9, "", 0, "g", NULL, CONF_TO(struct values, name)},
+		{"other", CONF_INT, "1", 0, 9, "", 0, "h", NULL, CONF_BY_NAME},
+		CONF_END};
+	const struct conf_key *const one[] = {some, NULL};
+	struct conf *c;
+	struct err err = {0};
+	ck_assert_int_eq(conf_load(one, NULL, NULL, 0, &c, &err), 0);
+	conf_fill(c, some, &v);
+	ck_assert(v.on == 1 && v.choice == 2 && v.count == 7 && v.share == 0.25);
+	ck_assert_uint_eq(v.wait_us, 9000000000u);
+	ck_assert_uint_eq(v.bytes, (size_t)5000 << 20);
+	ck_assert_str_eq(v.name, "x");
+	conf_destroy(&c);
 }

@@ -1,7 +1,7 @@
 /* test_copy.c - copying between pools without an engine: a pool of a device in another process,
  * lists of pieces against a model, and what is refused. */
 #include "kernels/copy.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #include "kernels/host_memory.h"
 #include "kernels/sim/options.h"
 #include "skip.h"
@@ -264,7 +264,7 @@ static const struct {
 TEST_LOOP(neighbours_are_one_copy, 0, sizeof joins / sizeof *joins)
 {
 	struct kern_pool a = {&noting, 1000, NULL, 0}, b = {&noting, 1000, NULL, 0};
-	const struct kern_copy c = {.to = &a,
+	const struct kern_copy c = {.to = joins[_i].seen ? NULL : &a,
 	                            .from = &b,
 	                            .piece = joins[_i].in,
 	                            .n = joins[_i].n,
@@ -347,6 +347,10 @@ TEST(copies_that_cannot_be)
 		KERN_EINVAL);
 	ck_assert_str_eq(why, "a copy from memory of backend cpu to memory of backend noting");
 	ck_assert_int_eq(copy(&(struct kern_copy){.piece = &piece, .n = 1}), KERN_EINVAL);
+	ck_assert_int_eq(copy(&(struct kern_copy){
+						 .to = a.pool, .from = a.pool, .piece = &piece, .n = 1, .seen = see}),
+	                 KERN_EINVAL);
+	ck_assert_str_eq(why, "a copy with a reader to a pool: only possible to host memory");
 	memory_free(&a);
 }
 

@@ -4,7 +4,8 @@
  * goes on. And what several threads call at once. */
 /* run: cuda */
 #include "kernels/copy.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 #include "skip.h"
 
 #include <check.h>
@@ -20,6 +21,7 @@ enum { DIM = 64, ROWS = 12, BATCH_BYTES = 4096 };
 
 static const struct kern_ops *k;
 static const char *const variants[] = {"auto", "fast"};
+static enum kern_dtype activations = KERN_F32;
 static char why[400];
 
 struct rig {
@@ -91,7 +93,7 @@ static int step(struct rig *r, float *y)
 
 static int rig_open(struct rig *r, const char *variant)
 {
-	struct kern_config conf = {.variant = variant};
+	struct kern_config conf = {.variant = variant, .activations = activations};
 	uint16_t data[DIM * DIM] = {0};
 	for (int i = 0; i < DIM; i++)
 		data[i * DIM + i] = 0x3f80; /* the unit matrix, as bfloat16 */
@@ -102,7 +104,8 @@ static int rig_open(struct rig *r, const char *variant)
 	if (!(rc = k->stream_new(r->dev, &r->s)) &&
 	    !(rc = k->mem_new(r->dev, KERN_MEM_DEVICE, 2 * ROWS * DIM * 4, &r->mem)) &&
 	    !(rc = k->mem_new(r->dev, KERN_MEM_PINNED, BATCH_BYTES, &r->batch)) &&
-	    !(rc = k->weight_new(r->dev, KERN_BF16, DIM, DIM, data, 0, &r->w)))
+	    !(rc = k->weight_new(r->dev, KERN_BF16, 1, DIM, DIM, &r->w)) &&
+	    !(rc = k->weight_load(r->dev, r->w, 0, data, 0)))
 		rc = program_new(r);
 	if (rc)
 		snprintf(why, sizeof why, "%s", k->last_error(r->dev));
@@ -123,7 +126,7 @@ TEST_LOOP(a_device_computes, 0, 2)
 {
 	struct rig r;
 	ck_assert_msg(rig_open(&r, variants[_i]) == 0, "%s", why);
-	ck_assert_str_eq(k->numerics(r.dev), _i ? "cuda-sm99-r1-fast" : "cuda-sm99-r1");
+	ck_assert_str_eq(k->numerics(r.dev), _i ? "cuda-sm99-r2-fast" : "cuda-sm99-r2");
 	expect_right(&r);
 	rig_close(&r);
 }
@@ -134,7 +137,6 @@ static const struct {
 	const char *name, *variant;
 } calls[] = {
 	{"cudaMalloc", "auto"},
-	{"cudaOccupancyMaxActiveBlocksPerMultiprocessor", "auto"},
 	{"cudaHostAlloc", "auto"},
 	{"cudaLaunchKernel", "auto"},
 	{"cudaGraphInstantiate", "auto"},
@@ -164,9 +166,13 @@ enum { CALLS_TRIED = sizeof calls / sizeof *calls };
 
 TEST_LOOP(calls_that_fail, 0, CALLS_TRIED)
 {
+	const char *full = getenv("PD_FULL");
 	char text[80];
 	int failures = 0;
-	for (int n = 1; n < 400; n += n < 12 ? 1 : 9) {
+	/* what opens soonest makes the same calls */
+	setenv("PDSERVE_CUDA_WGMMA", "0", 1);
+	activations = KERN_BF16;
+	for (int n = 1; n < 400; n += n < (full ? 12 : 6) ? 1 : full ? 9 : n / 2) {
 		struct rig r;
 		float y[DIM];
 		snprintf(text, sizeof text, "%s:%d", calls[_i].name, n);
@@ -195,7 +201,7 @@ TEST(a_device_that_breaks)
 	char text[300];
 	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
 	expect_right(&r);
-	setenv("CUDA_HOST_FAIL", "chain_BF16_3:1", 1);
+	setenv("CUDA_HOST_FAIL", "product_few_bf16:1", 1);
 	ck_assert_int_eq(step(&r, y), KERN_ELOST);
 	ck_assert_ptr_nonnull(strstr(k->last_error(r.dev), "an illegal memory access"));
 	ck_assert_int_eq(step(&r, y), KERN_ELOST);
@@ -328,21 +334,7 @@ TEST(looked_at_while_it_works)
 	k->counters(r.dev, &c);
 	ck_assert_uint_eq(c.steps, 20);
 	ck_assert_uint_eq(c.rows, 20);
-	ck_assert_uint_eq(c.launches, 20); /* scale, preparing its result, the product: a chain */
-	rig_close(&r);
-}
-
-/* With the switch that is for comparisons each launch of a chain is one again. */
-TEST_LOOP(a_chain_is_switched_off, 0, 2)
-{
-	struct rig r;
-	struct kern_counters c;
-	setenv("PDSERVE_CUDA_CHAINS", _i ? "0" : "1", 1);
-	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
-	unsetenv("PDSERVE_CUDA_CHAINS");
-	expect_right(&r);
-	k->counters(r.dev, &c);
-	ck_assert_uint_eq(c.launches, _i ? 3 : 1);
+	ck_assert_uint_eq(c.launches, 60); /* scale, preparing its result, the product */
 	rig_close(&r);
 }
 
@@ -359,6 +351,9 @@ TEST(wgmma_of_other_bits)
 	ck_assert_ptr_nonnull(strstr(why, "computes different bits"));
 	setenv("PDSERVE_CUDA_WGMMA", "", 1);
 	ck_assert_msg(k->open(&conf, &dev, why, sizeof why) == 0, "%s", why);
+	struct kern_info info;
+	k->info(dev, &info);
+	ck_assert_str_eq(info.kernels, "mma.sync (the self-test found other bits of wgmma)");
 	k->close(&dev);
 	/* nothing of a device with activations of float32 uses it */
 	setenv("PDSERVE_CUDA_WGMMA", "1", 1);
@@ -451,8 +446,8 @@ TEST_LOOP(copies_of_several_threads, 0, 2)
 		part[i].bytes = mem[i].bytes;
 	}
 	int rc = parts > 1
-	             ? kern_pool_open_divided("cuda", part, parts, POOL_BYTES, in_stripes, NULL, &pool,
-	                                      why, sizeof why)
+	             ? kern_pool_open_divided("cuda", part, parts, 1, POOL_BYTES, in_stripes, NULL,
+	                                      &pool, why, sizeof why)
 	             : kern_pool_open("cuda", 0, part[0].fd, mem[0].bytes, &pool, why, sizeof why);
 	ck_assert_msg(rc == 0, "%s", why);
 	for (int i = 0; i < COPIERS; i++) {
@@ -521,6 +516,213 @@ TEST_LOOP(copies_between_devices, 0, 3)
 	}
 	for (int i = 0; i < 2; i++)
 		k->close(&dev[i]);
+}
+
+TEST_CASE("fast", .timeout_s = 120);
+
+/* In variant fast activations in bfloat16 are multiplied where they are, unless a row begins where
+ * the library cannot read it. */
+TEST_LOOP(bfloat16_is_not_rounded_again, 0, 3)
+{
+	static const struct {
+		size_t at, ld;
+		uint64_t launches; /* rounding; the product; its rows */
+	} of[] = {{16, DIM, 2}, {16, DIM + 4, 3}, {8, DIM, 3}};
+	static const struct kern_limits limits = {
+		.rows = ROWS, .spans = 1, .positions = ROWS, .batch_bytes = BATCH_BYTES};
+	struct kern_op op = {.kind = KERN_OP_MATMUL};
+	struct kern_counters c;
+	struct rig r;
+	uint16_t x[DIM];
+	float y[DIM];
+	ck_assert_msg(rig_open(&r, "fast") == 0, "%s", why);
+	k->program_destroy(&r.p);
+	op.matmul.x = (struct kern_tensor){kern_at(r.mem.dev, of[_i].at), of[_i].ld, KERN_BF16};
+	op.matmul.products = 1;
+	op.matmul.p[0] = (struct kern_product){r.w,
+	                                       {0},
+	                                       {kern_at(r.mem.dev, ROWS * DIM * 4), DIM, KERN_F32}};
+	ck_assert_msg(k->program_new(r.dev, &op, 1, &limits, &r.p) == 0, "%s", k->last_error(r.dev));
+	ck_assert_int_eq(step(&r, y), 0); /* lays out the batch */
+	for (int i = 0; i < DIM; i++)
+		x[i] = (uint16_t)(0x3f80 + i);
+	ck_assert_int_eq(k->upload(r.s, op.matmul.x.at, x, sizeof x), 0);
+	ck_assert_int_eq(k->run(r.s, r.p, &r.batch), 0);
+	ck_assert_int_eq(k->download(r.s, y, op.matmul.p[0].y.at, sizeof y), 0);
+	ck_assert_int_eq(k->sync(r.s), 0);
+	for (int i = 0; i < DIM; i++)
+		ck_assert_msg(y[i] == 1 + (float)i / 128, "column %d is %g", i, (double)y[i]);
+	k->counters(r.dev, &c);
+	ck_assert_uint_eq(c.launches, 2 * of[_i].launches);
+	rig_close(&r);
+}
+
+TEST_CASE("planning", .timeout_s = 120);
+
+/* Blocks take attention's work by tickets, so there are as many as run at once: of the prefill
+ * kernel one on each multiprocessor, of the decode kernel four. */
+TEST(attention_fills_the_device)
+{
+	enum { HEADS = 8, HEAD = 128, GROUP = 8, PROMPT = 512, SIZE = 132 };
+	struct kern_config conf = {.activations = KERN_BF16};
+	struct kern_limits limits = {
+		.rows = PROMPT, .spans = 1, .positions = PROMPT, .batch_bytes = 1 << 16};
+	struct kern_op op = {.kind = KERN_OP_ATTENTION};
+	struct kern_device *dev;
+	struct kern_program *p;
+	struct kern_mem mem = {0};
+	char path[] = "/tmp/pd-launches-XXXXXX", name[80];
+	unsigned blocks, prefill = 0, decode = 0;
+	int fd = mkstemp(path);
+	ck_assert_int_ge(fd, 0);
+	setenv("CUDA_HOST_SIZE", "132", 1);
+	ck_assert_msg(k->open(&conf, &dev, why, sizeof why) == 0, "%s", why);
+	ck_assert_int_eq(k->mem_new(dev, KERN_MEM_DEVICE, 1 << 20, &mem), 0); /* never run */
+	op.attention.kv = (struct kern_kv_layer){.base = mem.dev,
+	                                         .kv_heads = HEADS,
+	                                         .head_dim = HEAD,
+	                                         .block_tokens = 16,
+	                                         .dtype = KERN_BF16};
+	op.attention.kv.block_stride_bytes = 2 * HEADS * HEAD * 16 * 2;
+	op.attention.q = (struct kern_tensor){mem.dev, HEADS * GROUP * HEAD, KERN_F32};
+	op.attention.out = (struct kern_tensor){kern_at(mem.dev,
+	                                                (uint64_t)PROMPT * HEADS * GROUP * HEAD * 4),
+	                                        HEADS * GROUP * HEAD, KERN_F32};
+	op.attention.heads = HEADS * GROUP;
+	op.attention.scale = 1;
+	setenv("CUDA_HOST_LAUNCHES", path, 1);
+	ck_assert_msg(k->program_new(dev, &op, 1, &limits, &p) == 0, "%s", k->last_error(dev));
+	unsetenv("CUDA_HOST_LAUNCHES");
+	FILE *f = fdopen(fd, "r");
+	while (fscanf(f, "%79s %u", name, &blocks) == 2) {
+		if (!strcmp(name, "attention_wgmma_128"))
+			prefill = blocks > prefill ? blocks : prefill;
+		if (!strcmp(name, "attention_decode_bf16"))
+			decode = blocks > decode ? blocks : decode;
+	}
+	fclose(f);
+	unlink(path);
+	ck_assert_uint_eq(prefill, SIZE);
+	ck_assert_uint_eq(decode, 4 * SIZE);
+	k->program_destroy(&p);
+	k->mem_free(dev, &mem);
+	k->close(&dev);
+	unsetenv("CUDA_HOST_SIZE");
+}
+
+TEST_CASE("self_test", .timeout_s = 120);
+
+/* Every kernel of linear_wide.cu with its own way of reading a weight is tried, against those of
+ * linear_mma.cu for few and for many rows: one that computes other bits, or never ends, is found
+ * when the device opens. */
+static const char *const wide_kernels[] = {
+	"product_wide_bf16", "product_wide_bytes", "product_wide_nibbles", "product_wide_q6_k",
+	"product_many_bf16", "product_few_bf16",   "attention_wgmma_64",   "attention_wgmma_128",
+};
+enum { WIDE_KERNELS = sizeof wide_kernels / sizeof *wide_kernels };
+
+TEST_LOOP(a_wide_kernel_is_tried, 0, WIDE_KERNELS)
+{
+	struct kern_config conf = {.activations = KERN_BF16};
+	struct kern_device *dev;
+	char text[80];
+	snprintf(text, sizeof text, "%s:1", wide_kernels[_i]);
+	setenv("CUDA_HOST_FAIL", text, 1);
+	ck_assert_msg(k->open(&conf, &dev, why, sizeof why) == KERN_ELOST, "%s was not launched", text);
+	unsetenv("CUDA_HOST_FAIL");
+}
+
+/* GPUs of other generations work without wgmma; those for which there is no code are refused. */
+static const struct {
+	const char *capability, *numerics; /* NULL: refused */
+} generations[] = {{"75", NULL},
+                   {"80", "cuda-sm80-r2-bf16act"},
+                   {"89", "cuda-sm89-r2-bf16act"},
+                   {"103", "cuda-sm103-r2-bf16act"},
+                   {"110", NULL},
+                   {"120", "cuda-sm120-r2-bf16act"},
+                   {"130", NULL}};
+
+TEST_LOOP(generations_of_gpus, 0, sizeof generations / sizeof *generations)
+{
+	struct kern_config conf = {.activations = KERN_BF16};
+	struct kern_device *dev;
+	struct kern_info info;
+	setenv("CUDA_HOST_CAPABILITY", generations[_i].capability, 1);
+	int rc = k->open(&conf, &dev, why, sizeof why);
+	unsetenv("CUDA_HOST_CAPABILITY");
+	if (!generations[_i].numerics) {
+		ck_assert_int_eq(rc, KERN_ENOTSUP);
+		ck_assert_ptr_nonnull(strstr(why, "expected 8, 9, 10 or 12: use another GPU"));
+		return;
+	}
+	ck_assert_msg(rc == 0, "%s", why);
+	ck_assert_str_eq(k->numerics(dev), generations[_i].numerics);
+	k->info(dev, &info);
+	ck_assert_str_eq(info.kernels, "mma.sync");
+	k->close(&dev);
+}
+
+/* A kernel that never ends costs 20 s, and the error says what to do; that then works. */
+TEST_LOOP(a_self_test_that_hangs, 0, 2)
+{
+	struct kern_config conf = {.activations = KERN_BF16};
+	struct kern_device *dev = NULL;
+	setenv("CUDA_HOST_FAIL", "hang_product_wide_q6_k:1", 1);
+	setenv("PDSERVE_CUDA_WGMMA", _i ? "0" : "", 1);
+	int rc = k->open(&conf, &dev, why, sizeof why);
+	if (_i) {
+		ck_assert_msg(rc == 0, "%s", why);
+		k->close(&dev);
+	} else {
+		ck_assert_int_eq(rc, KERN_EDEVICE);
+		ck_assert_ptr_nonnull(strstr(why, "has not ended in 20 s: set PDSERVE_CUDA_WGMMA=0"));
+		ck_assert_ptr_null(dev);
+	}
+}
+
+TEST_CASE("memory", .timeout_s = 120);
+
+/* Memory that network cards can register is asked for exactly where there is such. */
+TEST_LOOP(memory_for_network_cards, 0, 2)
+{
+	struct kern_config conf = {0};
+	struct kern_device *dev;
+	setenv("CUDA_HOST_RDMA", _i ? "1" : "0", 1);
+	ck_assert_msg(k->open(&conf, &dev, why, sizeof why) == 0, "%s", why);
+	ck_assert_msg(share_and_map(dev) == 0, "%s", k->last_error(dev));
+	k->close(&dev);
+	unsetenv("CUDA_HOST_RDMA");
+}
+
+/* Matrices of little more than half a page, as experts have: they take what they need, not a page
+ * each, and nothing of one that the device has no room for. */
+TEST(matrices_of_a_weight_lie_together)
+{
+	enum { COUNT = 36, N = 640, K = 1024, BYTES = N * K * 2 };
+	static uint16_t data[N * K];
+	struct kern_config conf = {0};
+	struct kern_device *dev;
+	struct kern_weight *w = NULL;
+	struct kern_info before, after;
+	setenv("CUDA_HOST_MEMORY_MB", "72", 1);
+	ck_assert_msg(k->open(&conf, &dev, why, sizeof why) == 0, "%s", why);
+	ck_assert_int_eq(k->weight_new(dev, KERN_BF16, 1, N, K, &w), 0);
+	ck_assert_int_eq(k->weight_load(dev, w, 0, data, 0), 0); /* and its staging */
+	k->weight_destroy(dev, &w);
+	k->info(dev, &before);
+	ck_assert_int_eq(k->weight_new(dev, KERN_BF16, COUNT, N, K, &w), 0);
+	for (uint32_t i = 0; i < COUNT; i++)
+		ck_assert_msg(k->weight_load(dev, w, i, data, 0) == 0, "%u: %s", i, k->last_error(dev));
+	k->info(dev, &after);
+	ck_assert_uint_le(before.free_bytes - after.free_bytes, COUNT * BYTES + (2 << 20));
+	k->weight_destroy(dev, &w);
+	ck_assert_int_eq(k->weight_new(dev, KERN_BF16, 2 * COUNT, N, K, &w), KERN_ENOMEM);
+	ck_assert_ptr_null(w);
+	k->info(dev, &after);
+	ck_assert_uint_eq(after.free_bytes, before.free_bytes);
+	k->close(&dev);
+	unsetenv("CUDA_HOST_MEMORY_MB");
 }
 
 TEST_START(backend)

@@ -368,25 +368,6 @@ TEST(launches_that_cannot_be)
 	                 cudaSuccess);
 }
 
-TEST(blocks_that_fit)
-{
-	static const struct {
-		int threads;
-		size_t shared;
-		int want;
-	} of[] = {{256, 0, 8},        {200, 0, 9},        {32, 0, 32},        {257, 0, 0},
-	          {256, 24 << 10, 4}, {256, 99 << 10, 1}, {256, 100 << 10, 0}};
-	int n;
-	for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
-		ck_assert_int_eq(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-							 &n, host_kernels[ROTATE_WARP], of[i].threads, of[i].shared),
-		                 cudaSuccess);
-		ck_assert_msg(n == of[i].want, "%d threads, %zu bytes: %d blocks, want %d", of[i].threads,
-		              of[i].shared, n, of[i].want);
-	}
-	ck_assert_int_ne(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, &n, 32, 0), cudaSuccess);
-}
-
 TEST(memory_of_a_device)
 {
 	void *p;

@@ -85,40 +85,6 @@ TEST_LOOP(overlapping_steps, 0, 2)
 	overlap_drafts_check((struct rig_opts){.model = model[_i], .backend = "cuda", .kv = KV_BF16});
 }
 
-/* A device with room for the chains of whole layers computes the bits that launches by themselves
- * do: a prompt in chunks of each size of a program that has chains. */
-TEST_LOOP(chains_change_no_bit, 0, 4)
-{
-	static const uint32_t chunks[] = {1, 7, 40};
-	static const char *const model[] = {GOLDEN "llama", GOLDEN "deepseek_v3", GOLDEN "gpt_oss",
-	                                    GOLDEN "gemma3"};
-	enum { N = 40, CHUNKS = sizeof chunks / sizeof *chunks };
-	uint32_t ids[N];
-	float *row[2][CHUNKS];
-	some_ids(ids, N, 1);
-	setenv("CUDA_HOST_SIZE", "64", 1);
-	for (int apart = 0; apart < 2; apart++) {
-		setenv("PDSERVE_CUDA_CHAINS", apart ? "0" : "1", 1);
-		struct rig r = rig_open(
-			(struct rig_opts){.model = model[_i], .backend = "cuda", .kv = KV_BF16});
-		for (size_t i = 0; i < CHUNKS; i++) {
-			struct seq s = seq_new(&r, 0);
-			row[apart][i] = mem_array(r.vocab, sizeof **row[0]);
-			feed(&r, &s, ids, N, chunks[i], 1, row[apart][i]);
-			ck_assert_msg(!memcmp(row[0][0], row[apart][i], r.vocab * sizeof **row[0]),
-			              "%s, chunks of %u, %s: other bits", model[_i], chunks[i],
-			              apart ? "launches by themselves" : "chains");
-		}
-		rig_close(&r);
-	}
-	unsetenv("PDSERVE_CUDA_CHAINS");
-	unsetenv("CUDA_HOST_SIZE");
-	for (size_t i = 0; i < CHUNKS; i++) {
-		free(row[0][i]);
-		free(row[1][i]);
-	}
-}
-
 /* By cuBLASLt, in another order: logits are near those of our own kernels, which round
  * activations as it does. */
 TEST_LOOP(fast_is_near, 0, 2)

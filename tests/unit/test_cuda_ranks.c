@@ -1,14 +1,17 @@
-/* test_cuda_ranks.c - tensor parallel on the CUDA backend: ranks are processes whose devices have
- * memory of their own. They give the reference's tokens and the bits of one device, in any order
- * and with any path between them; one that ends or cannot open ends the group. On the host's
- * stand-in for GPUs (tests/cuda_host), or with PD_GPU=1 on the machine's first GPU, which all ranks
- * share. */
+/* test_cuda_ranks.c - tensor and pipeline parallel on the CUDA backend: ranks are processes whose
+ * devices have memory of their own. They give the reference's tokens and the bits of one device,
+ * in any order and with any path between them; one that ends or cannot open ends the group. On the
+ * host's stand-in for GPUs (tests/cuda_host), or with PD_GPU=1 on the machine's first GPU, which
+ * all ranks share. */
 /* run: cuda long minutes */
 #include "engine/engine_impl.h"
+#include "engine/moe.h"
+#include "engine/tp.h"
 #include "children.h"
 #include "engine_rig.h"
 #include "overlap_rig.h"
 #include "skip.h"
+#include "stage_rig.h"
 #include "util/clock.h"
 
 #include <libgen.h>
@@ -21,6 +24,8 @@ static bool on_gpu(void)
 {
 	return getenv("PD_GPU") != NULL;
 }
+
+static char pdrank[512];
 
 static struct rig_opts ranks(const char *folder, unsigned tp)
 {
@@ -40,6 +45,8 @@ static const struct {
 	{"llama", 2},
 	{"qwen3_moe", 2},
 	{"phi3-longrope", 4},
+	{"deepseek_v3", 2},
+	{"qwen3_moe", 4},
 	/* with PD_FULL */
 	{"mistral", 2},
 	{"qwen3", 2},
@@ -48,8 +55,10 @@ static const struct {
 	{"gpt_oss", 2},
 	{"glm4_moe", 2},
 	{"llama-tied", 3},
+	{"deepseek_v3-fp8", 4},
+	{"gemma3", 3},
 };
-enum { GOLDEN_FEW = 3 };
+enum { GOLDEN_FEW = 5 };
 
 TEST_CASE("tokens", .timeout_s = 300);
 
@@ -89,12 +98,26 @@ static const struct {
 	const char *family, *setting, *value;
 	unsigned tp, ranks_per_device;
 	enum kern_dtype activations;
+	unsigned pp;
+	int experts; /* expert_parallel */
 } same[] = {
-	{"llama", NULL, NULL, 2, 1, KERN_BF16},
-	{"llama", NULL, NULL, 2, 2, KERN_F32}, /* both on one device */
-	{"llama-tied", "CUDA_HOST_DELAY_US", "300", 3, 2, KERN_F32},
-	{"phi3-longrope", "PDSERVE_CUDA_PEERS", "0", 4, 1, KERN_F32}, /* through host memory */
-	{"glm4_moe", NULL, NULL, 2, 1, KERN_F32},
+	{"llama", NULL, NULL, 2, 1, KERN_BF16, 1, 0},
+	{"llama", NULL, NULL, 2, 2, KERN_F32, 1, 0}, /* both on one device */
+	{"llama-tied", "CUDA_HOST_DELAY_US", "300", 3, 2, KERN_F32, 1, 0},
+	{"phi3-longrope", "PDSERVE_CUDA_PEERS", "0", 4, 1, KERN_F32, 1, 0}, /* through host memory */
+	{"glm4_moe", NULL, NULL, 2, 1, KERN_F32, 1, 0},
+	{"deepseek_v3", NULL, NULL, 4, 1, KERN_BF16, 1, 0}, /* the latent on every device */
+	{"llama", NULL, NULL, 6, 1, KERN_BF16, 1, 0},       /* each KV head on three */
+	{"llama", NULL, NULL, 1, 1, KERN_BF16, 2, 0},
+	{"llama-tied", NULL, NULL, 1, 1, KERN_F32, 3, 0},
+	{"gemma3", "CUDA_HOST_DELAY_US", "300", 1, 1, KERN_F32, 2, 0},
+	{"deepseek_v3", NULL, NULL, 2, 1, KERN_BF16, 2, 0},
+	{"glm4_moe", "CUDA_HOST_DELAY_US", "300", 2, 1, KERN_F32, 3, 0},
+	{"deepseek_v3", NULL, NULL, 3, 1, KERN_BF16, 1, 1},
+	{"gpt_oss", "CUDA_HOST_DELAY_US", "300", 4, 1, KERN_F32, 1, 1},
+	{"ernie4_5_moe", "PDSERVE_CUDA_PEERS", "0", 2, 1, KERN_BF16, 1, 1},
+	{"deepseek_v3-fp8", "PDSERVE_CUDA_PEERS", "0", 4, 2, KERN_BF16, 1, 1},
+	{"qwen3_moe", NULL, NULL, 2, 1, KERN_F32, 2, 1},
 };
 
 TEST_CASE("bits", .timeout_s = 300);
@@ -105,7 +128,11 @@ TEST_LOOP(bits_of_one_device, 0, sizeof same / sizeof *same)
 	size_t floats = 0, more = 0;
 	snprintf(folder, sizeof folder, GOLDEN "%s", same[_i].family);
 	struct rig_opts one = ranks(folder, 1), many = ranks(folder, same[_i].tp);
+	if (on_gpu() && same[_i].pp > 1)
+		SKIP("each stage needs a GPU of its own");
 	one.activations = many.activations = same[_i].activations;
+	many.pp = same[_i].pp;
+	many.expert_parallel = same[_i].experts;
 	if (!on_gpu())
 		many.ranks_per_device = same[_i].ranks_per_device;
 	float *a = story(one, &floats);
@@ -113,8 +140,9 @@ TEST_LOOP(bits_of_one_device, 0, sizeof same / sizeof *same)
 		setenv(same[_i].setting, same[_i].value, 1);
 	float *b = story(many, &more);
 	ck_assert_uint_eq(floats, more);
-	ck_assert_msg(!memcmp(a, b, floats * sizeof *a), "%s: logits of %u ranks are not those of one",
-	              folder, same[_i].tp);
+	ck_assert_msg(!memcmp(a, b, floats * sizeof *a),
+	              "%s: logits of %u ranks in %u stages are not those of one", folder, same[_i].tp,
+	              same[_i].pp);
 	free(a);
 	free(b);
 }
@@ -138,6 +166,90 @@ TEST_LOOP(overlapping_steps, 0, 3)
 		o.ranks_per_device = ways[_i].ranks_per_device;
 	overlap_check(o, engine_start);
 	overlap_drafts_check(o);
+}
+
+/* --- a stage on another host --------------------------------------------- */
+
+TEST_CASE("another host", .timeout_s = 300);
+
+/* The last stage has a process of its own, as on another host; its devices reach each other, as
+ * those here do, or do not. */
+TEST_LOOP(bits_of_one_device_over_hosts, 0, 2)
+{
+	size_t floats = 0, more = 0;
+	struct rig_opts one = ranks(GOLDEN "llama", 1), many = ranks(GOLDEN "llama", 4);
+	struct stage_process there;
+	struct tp_remote remote = {.name = "rank-1"};
+	if (on_gpu())
+		SKIP("each stage needs a GPU of its own");
+	if (_i)
+		setenv("CUDA_HOST_PEERS", "0", 1);
+	spawn_stage(&there, pdrank, "", 4, 1, 2);
+	unsetenv("CUDA_HOST_PEERS");
+	remote.wire = there.wire;
+	many.pp = 2;
+	many.remote = &remote;
+	many.n_remote = 1;
+	float *a = story(one, &floats), *b = story(many, &more);
+	ck_assert_uint_eq(floats, more);
+	ck_assert(!memcmp(a, b, floats * sizeof *a));
+	stage_process_end(&there);
+	free(a);
+	free(b);
+}
+
+/* --- divided sums -------------------------------------------------------- */
+
+/* The variant fast divides sums among ranks: o and down read the columns that a rank has itself, as
+ * far as each has some of them, in whole blocks of the weights' type (o, down of the last layer).
+ * Logits are near those of one device; what is left out, or added twice, as a bias by each rank, is
+ * far off. A row with experts that are nearly as good as others may be sent to others. */
+static const struct {
+	const char *family;
+	unsigned tp;
+	int o, down;
+	int experts; /* expert_parallel */
+} divided[] = {
+	{"llama", 2, 1, 1, 0},     {"llama-tied", 3, 1, 1, 0},  {"phi3-longrope", 4, 1, 1, 0},
+	{"qwen3_moe", 2, 1, 1, 0}, {"gpt_oss", 2, 1, 1, 0},     {"glm4_moe", 2, 1, 1, 0},
+	{"granite", 2, 1, 1, 0},   {"deepseek_v3", 2, 1, 0, 0}, {"gemma3", 2, 1, 1, 0},
+	{"qwen3_moe", 4, 1, 1, 1}, {"gpt_oss", 2, 1, 1, 1},     {"deepseek_v3", 2, 1, 0, 1},
+};
+
+TEST_CASE("sums", .timeout_s = 300);
+
+TEST_LOOP(divided_sums, 0, sizeof divided / sizeof *divided)
+{
+	char folder[128];
+	size_t floats = 0, more = 0;
+	if (on_gpu())
+		SKIP("NCCL wants a GPU for each rank");
+	snprintf(folder, sizeof folder, GOLDEN "%s", divided[_i].family);
+	struct rig_opts one = ranks(folder, 1), many = ranks(folder, divided[_i].tp);
+	one.variant = many.variant = "fast";
+	many.expert_parallel = divided[_i].experts;
+	struct rig r = rig_open(many);
+	ck_assert(r.e->reduces);
+	const struct layer *l = &r.e->layer[r.e->conf.layers - 1];
+	ck_assert_int_eq(l->o_summed, divided[_i].o);
+	ck_assert_int_eq(l->moe ? l->moe->summed : l->down_summed, divided[_i].down);
+	size_t far_most = l->moe ? N / 4 : 0, far_rows = 0;
+	rig_close(&r);
+	float *a = story(one, &floats), *b = story(many, &more), most = 0;
+	ck_assert_uint_eq(floats, more);
+	for (size_t i = 0; i < floats; i++)
+		most = fmaxf(most, fabsf(a[i]));
+	size_t vocab = floats / N;
+	for (size_t row = 0; row < N; row++) {
+		float far = 0;
+		for (size_t i = row * vocab; i < (row + 1) * vocab; i++)
+			far = fmaxf(far, fabsf(a[i] - b[i]));
+		far_rows += far > 0.03f * most;
+	}
+	ck_assert_msg(far_rows <= far_most, "%s: %zu of %d rows of %u ranks are far from those of one",
+	              folder, far_rows, N, divided[_i].tp);
+	free(a);
+	free(b);
 }
 
 /* --- ends ---------------------------------------------------------------- */
@@ -179,9 +291,12 @@ TEST_CASE("ends", .timeout_s = 120);
 
 /* Killed while steps run, or while the other rank's device waits for it: the step ends within a
  * second, with the reason, and no later one runs. */
-TEST_LOOP(killed_in_a_step, 0, 8)
+TEST_LOOP(killed_in_a_step, 0, 12)
 {
 	struct rig_opts o = ranks(GOLDEN "llama", 2);
+	if (_i >= 8 && on_gpu())
+		SKIP("NCCL wants a GPU for each rank");
+	o.variant = _i < 8 ? NULL : "fast"; /* which waits in NCCL's sums */
 	o.overlap = _i % 2;
 	struct rig r = rig_open(o);
 	struct killing k = {.first_us = 50000 + 7000 * (_i / 2), .signals = {SIGKILL}};
@@ -189,7 +304,7 @@ TEST_LOOP(killed_in_a_step, 0, 8)
 	pthread_t t;
 	struct err err = {0};
 	int rc = 0;
-	if (_i / 2 == 0)
+	if (_i % 8 / 2 == 0)
 		k = (struct killing){.first_us = 50000, .signals = {SIGSTOP, SIGKILL}};
 	ck_assert_uint_eq(children(getpid(), pid), 1);
 	k.pid = pid[0];
@@ -276,12 +391,15 @@ TEST_LOOP(another_ranks_device_that_breaks, 0, 2)
 
 /* --- pools --------------------------------------------------------------- */
 
-/* Each rank's device has its heads of a pool that is as large as both have room for. */
-TEST(pool_of_all_devices)
+/* Each process's device has its heads and layers of a pool that is as large as all have room
+ * for. */
+TEST_LOOP(pool_of_all_devices, 0, 2)
 {
+	unsigned stages = _i ? 3 : 1, ranks = _i ? 1 : 2;
 	struct engine_opts o = {.model_path = GOLDEN "llama",
 	                        .backend = "cuda",
-	                        .tp = 2,
+	                        .tp = ranks,
+	                        .pp = stages,
 	                        .kv_type = KV_BF16,
 	                        .block_tokens = 16,
 	                        .max_rows = 64,
@@ -298,9 +416,9 @@ TEST(pool_of_all_devices)
 	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
 	engine_device_info(e, &before);
 	ck_assert_msg(engine_pool_room(e, &room, &err) == 0, "%s", err.text);
-	/* rank 0 has one of two heads */
-	ck_assert_uint_gt(room, before.free_bytes);
-	ck_assert_uint_le(room, 2 * before.free_bytes);
+	/* process 0 has one of two heads, or of three layers */
+	ck_assert_uint_gt(room, (stages * ranks - 1) * before.free_bytes);
+	ck_assert_uint_le(room, stages * ranks * before.free_bytes);
 	uint32_t blocks = (uint32_t)(room * 9 / 10 / engine_info(e)->kv.block_bytes);
 	ck_assert_msg(engine_new_pool(e, blocks, &data, &err) == 0, "%s", err.text);
 	ck_assert_uint_eq(data.parts, 0); /* nobody was to map it */
@@ -309,6 +427,36 @@ TEST(pool_of_all_devices)
 	uint32_t id = 5, table[] = {blocks - 1};
 	struct engine_span sp = {.tokens = &id, .n = 1, .blocks = table, .logits = ENGINE_LOGITS_LAST};
 	ck_assert_msg(engine_step(e, &sp, 1, &err) == 0, "%s", err.text);
+	engine_close(&e);
+}
+
+/* What --plan-memory says of a step's program, and what the device has less with one. */
+TEST_LOOP(programs_take_what_was_planned, 0, 4)
+{
+	static const char *const models[] = {GOLDEN "llama", GOLDEN "qwen3_moe", GOLDEN "deepseek_v3",
+	                                     GOLDEN "gpt_oss"};
+	struct engine_opts o = {.model_path = models[_i],
+	                        .backend = "cuda",
+	                        .kv_type = KV_BF16,
+	                        .activations = KERN_BF16,
+	                        .block_tokens = 16,
+	                        .max_rows = 8192,
+	                        .max_logits = 64,
+	                        .max_spans = 8};
+	struct engine *e;
+	struct engine_plan p;
+	struct err err = {0};
+	struct kern_info before;
+	uint64_t room;
+	ck_assert_msg(engine_plan(&o, &p, &err) == 0, "%s", err.text);
+	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
+	engine_device_info(e, &before);
+	ck_assert_msg(engine_pool_room(e, &room, &err) == 0, "%s", err.text);
+	uint64_t takes = before.free_bytes - room;
+	printf("%s: %llu KiB taken by the program, %llu planned\n", models[_i],
+	       (unsigned long long)takes >> 10, (unsigned long long)p.program_bytes >> 10);
+	ck_assert_uint_gt(takes, 0);
+	ck_assert_uint_le(takes, p.program_bytes);
 	engine_close(&e);
 }
 
@@ -338,12 +486,14 @@ static unsigned char *pool_read(const struct engine *e, const struct kv_data *da
 	return out;
 }
 
-static unsigned char *pool_of_a_prompt(unsigned tp, enum kv_type type, size_t *ret_bytes)
+static unsigned char *pool_of_a_prompt(const char *model, unsigned pp, unsigned tp,
+                                       enum kv_type type, size_t *ret_bytes)
 {
 	enum { BLOCKS = 9, PROMPT = 100 };
-	struct engine_opts o = {.model_path = GOLDEN "llama-tied",
+	struct engine_opts o = {.model_path = model,
 	                        .backend = "cuda",
 	                        .tp = tp,
+	                        .pp = pp,
 	                        .ranks_per_device = on_gpu() ? tp : 1,
 	                        .pool_shared = 1,
 	                        .kv_type = type,
@@ -359,8 +509,8 @@ static unsigned char *pool_of_a_prompt(unsigned tp, enum kv_type type, size_t *r
 	struct engine_span sp = {.tokens = ids, .n = PROMPT, .blocks = table};
 	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
 	ck_assert_msg(engine_new_pool(e, BLOCKS, &data, &err) == 0, "%s", err.text);
-	ck_assert_uint_eq(data.parts, tp);
-	for (unsigned r = 0; r < tp; r++)
+	ck_assert_uint_eq(data.parts, pp * tp);
+	for (unsigned r = 0; r < pp * tp; r++)
 		ck_assert_int_eq(data.device[r], on_gpu() ? 0 : (int)r);
 	ck_assert_msg(engine_step(e, &sp, 1, &err) == 0, "%s", err.text);
 	unsigned char *out = pool_read(e, &data, BLOCKS, ret_bytes);
@@ -369,35 +519,28 @@ static unsigned char *pool_of_a_prompt(unsigned tp, enum kv_type type, size_t *r
 }
 
 /* What other processes read of a pool that ranks share out is what they read of one device's. */
-TEST_LOOP(pools_read_alike, 0, 2)
+TEST_LOOP(pools_read_alike, 0, 7)
 {
 	static const struct {
+		const char *model;
 		unsigned tp;
 		enum kv_type type;
-	} pools[] = {{2, KV_BF16}, {3, KV_INT8}};
+		unsigned pp;
+	} pools[] = {{GOLDEN "llama-tied", 2, KV_BF16, 1}, {GOLDEN "llama-tied", 3, KV_INT8, 1},
+	             {GOLDEN "deepseek_v3", 4, KV_FP8, 1}, {GOLDEN "llama", 4, KV_BF16, 1},
+	             {GOLDEN "llama-tied", 1, KV_INT8, 3}, {GOLDEN "llama-tied", 3, KV_BF16, 2},
+	             {GOLDEN "deepseek_v3", 2, KV_FP8, 3}};
+	if (on_gpu() && pools[_i].pp > 1)
+		SKIP("each stage needs a GPU of its own");
+	const char *model = pools[_i].model;
 	size_t bytes, more;
-	unsigned char *one = pool_of_a_prompt(1, pools[_i].type, &bytes),
-				  *many = pool_of_a_prompt(pools[_i].tp, pools[_i].type, &more);
+	unsigned char *one = pool_of_a_prompt(model, 1, 1, pools[_i].type, &bytes),
+				  *many = pool_of_a_prompt(model, pools[_i].pp, pools[_i].tp, pools[_i].type,
+	                                       &more);
 	ck_assert_uint_eq(bytes, more);
 	ck_assert(!memcmp(one, many, bytes));
 	free(one);
 	free(many);
-}
-
-/* A rank needs memory for its own rows: rank 0 has 1 of 3 KV heads with its query heads, and 4 of 9
- * units of 16 columns. */
-TEST(memory_of_own_rows)
-{
-	struct rig r = rig_open(ranks(GOLDEN "llama-tied", 2));
-	const struct engine_info *i = engine_info(r.e);
-	uint32_t out = i->heads * i->head_dim;
-	struct model_tensor q = {.dtype = KERN_BF16, .n = out, .k = i->hidden};
-	struct model_tensor o = {.dtype = KERN_BF16, .n = i->hidden, .k = out};
-	struct model_tensor norm = {.dtype = KERN_BF16, .n = 1, .k = i->hidden};
-	ck_assert_uint_eq(weights_bytes(r.e, MODEL_Q, &q), q.n / 3 * q.k * 2);
-	ck_assert_uint_eq(weights_bytes(r.e, MODEL_O, &o), 4 * 16 * o.k * 2);
-	ck_assert_uint_eq(weights_bytes(r.e, MODEL_NORM, &norm), norm.k * 2);
-	rig_close(&r);
 }
 
 /* --- refusals ------------------------------------------------------------ */
@@ -441,8 +584,9 @@ TEST(refusals)
 
 TEST_START(backend)
 {
-	char folder[512];
-	snprintf(folder, sizeof folder, "%.400s/../cuda_host", dirname(argv[0]));
+	char folder[512], *here = dirname(argv[0]);
+	snprintf(folder, sizeof folder, "%.400s/../cuda_host", here);
+	snprintf(pdrank, sizeof pdrank, "%.400s/../bin/pdrank", here);
 	if (!on_gpu())
 		setenv("PDSERVE_BACKENDS", folder, 0);
 }

@@ -1,6 +1,7 @@
 /* test_decode_queue.c - the reservation queue by itself: places against a plain list, estimates
  * from measured rates; and the tombstones. */
 #include "daemons/decode/decode.h"
+#include "hash_chain.h"
 #include "util/mem.h"
 
 #include <check.h>
@@ -120,9 +121,9 @@ TEST(estimate_from_rates)
 	NEAR(queue_estimate(D, 404, 1), 10000000.0);
 	ck_assert_uint_lt(queue_estimate(D, 44, 1), queue_estimate(D, 45, 1));
 	NEAR(queue_estimate(D, 1, 8 + 20), 1000000.0); /* blocks enough, but 8 sequence slots */
-	D->count[SEQUENCE_ACTIVE] = 8;
+	D->n_active = 8;
 	NEAR(queue_estimate(D, 1, 20), 1000000.0);
-	D->count[SEQUENCE_ACTIVE] = 0;
+	D->n_active = 0;
 	D->batcher.shared.growth_blocks = 40; /* kept for others */
 	NEAR(queue_estimate(D, 4, 1), 1000000.0);
 	D->batcher.shared.growth_blocks = 0;
@@ -257,7 +258,7 @@ TEST_LOOP(hashed_in_pieces, 0, 9)
 	for (uint32_t had = 0; !seq_blocks_hash(&b, &W, &req, HASH_TOKENS); pieces++, had = b.n_hashes)
 		ck_assert_uint_le(b.n_hashes - had, HASH_TOKENS / 16);
 	ck_assert_uint_eq(pieces, n / 16 ? (n / 16 + HASH_TOKENS / 16 - 1) / (HASH_TOKENS / 16) : 1);
-	ck_assert_uint_eq(b.n_hashes, kv_hash_chain(&W.root, tokens, n, 16, want));
+	ck_assert_uint_eq(b.n_hashes, hash_chain(&W.root, tokens, n, 16, want));
 	ck_assert(!b.n_hashes || memcmp(b.hash, want, b.n_hashes * sizeof *want) == 0);
 	ck_assert_int_eq(seq_blocks_hash(&b, &W, &req, 1), 1);
 	seq_blocks_fini(&b);

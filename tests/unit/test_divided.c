@@ -3,7 +3,7 @@
  * only when they are waited for, as a device's are. */
 /* run: threads */
 #include "kernels/divided.c" /* its parts get another backend here */
-#include "kernels/kernels.h"
+#include "kernels/group.h"
 #include "pool_memory.h"
 
 #include <check.h>
@@ -18,12 +18,23 @@ static struct err e;
 
 static const struct {
 	const char *what;
-	uint32_t layers, heads, dim, tokens, blocks, parts;
+	uint32_t layers, heads, dim, tokens, blocks;
+	struct kv_parts parts;
 	enum kv_type type;
 } shapes[] = {
-	{"one part", 3, 4, 8, 4, 5, 1, KV_BF16},   {"halves", 3, 4, 8, 4, 5, 2, KV_BF16},
-	{"a head each", 2, 3, 5, 3, 7, 3, KV_F32}, {"unequal parts", 4, 5, 6, 2, 3, 3, KV_INT8},
-	{"one layer", 1, 8, 4, 4, 1, 8, KV_FP8},   {"sixteen", 2, 17, 4, 2, 4, 16, KV_F16},
+	{"one part", 3, 4, 8, 4, 5, {1, 1}, KV_BF16},
+	{"halves", 3, 4, 8, 4, 5, {1, 2}, KV_BF16},
+	{"a head each", 2, 3, 5, 3, 7, {1, 3}, KV_F32},
+	{"unequal parts", 4, 5, 6, 2, 3, {1, 3}, KV_INT8},
+	{"one layer", 1, 8, 4, 4, 1, {1, 8}, KV_FP8},
+	{"sixteen", 2, 17, 4, 2, 4, {1, 16}, KV_F16},
+	{"twice each", 3, 2, 8, 4, 5, {1, 4}, KV_INT8},
+	{"one head in all", 2, 1, 5, 3, 7, {1, 3}, KV_F32},
+	{"stages", 5, 2, 8, 4, 5, {3, 1}, KV_BF16},
+	{"a layer each", 4, 3, 8, 2, 3, {4, 1}, KV_INT8},
+	{"stages of halves", 5, 4, 6, 3, 4, {2, 2}, KV_F32},
+	{"stages of unequal parts", 7, 5, 4, 2, 3, {3, 3}, KV_F16},
+	{"twice each in stages", 3, 2, 8, 4, 5, {2, 4}, KV_FP8},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -38,26 +49,42 @@ static struct kv_layout layout_of(int i)
 
 TEST_CASE("divided", .timeout_s = 120);
 
-/* In the order of a part, [layer][block][its heads], its bytes are those of the whole pool. */
-TEST_LOOP(each_byte_is_in_one_part, 0, SHAPES)
+/* In the order of a part, [layer][block][its heads], its bytes are those of the whole pool; with
+ * fewer heads than parts, each is in several. */
+TEST_LOOP(each_byte_is_in_its_parts, 0, SHAPES)
 {
 	struct kv_layout l = layout_of(_i);
-	uint32_t blocks = shapes[_i].blocks, parts = shapes[_i].parts, part;
+	struct kv_parts parts = shapes[_i].parts, more = {1, shapes[_i].heads + 1},
+					deeper = {shapes[_i].layers + 1, 1};
+	uint32_t blocks = shapes[_i].blocks, heads = shapes[_i].heads, ranks = parts.ranks, part,
+			 copies_each = ranks > heads ? ranks / heads : 1, next_layer = 0;
 	uint64_t sum = 0, at;
-	ck_assert(kv_layout_divides(&l, parts) && !kv_layout_divides(&l, shapes[_i].heads + 1));
-	for (uint32_t p = 0; p < parts; p++) {
-		uint32_t begin = kern_share(shapes[_i].heads, 1, p, parts),
-				 end = kern_share(shapes[_i].heads, 1, p + 1, parts);
+	ck_assert(kv_layout_divides(&l, parts));
+	ck_assert_int_eq(kv_layout_divides(&l, more), heads == 1);
+	ck_assert_int_eq(kv_layout_divides(&l, deeper), 0);
+	ck_assert_uint_eq(kv_layout_copies(&l, parts), copies_each);
+	for (uint32_t p = 0; p < parts.stages * ranks; p++) {
+		uint32_t group = p % ranks / copies_each, stage = p / ranks,
+				 begin = kern_share(heads, 1, group, ranks / copies_each),
+				 end = kern_share(heads, 1, group + 1, ranks / copies_each),
+				 first = kv_first_layer(&l, stage, parts.stages);
 		uint64_t next = 0;
-		for (uint32_t layer = 0; layer < l.layers; layer++)
+		ck_assert_uint_eq(first, kern_share(l.layers, 1, stage, parts.stages));
+		next_layer = kv_first_layer(&l, stage + 1, parts.stages);
+		ck_assert_uint_gt(next_layer, first);
+		for (uint32_t layer = first; layer < next_layer; layer++)
 			for (uint32_t b = 0; b < blocks; b++) {
-				size_t head = l.piece_bytes[layer] / shapes[_i].heads,
+				size_t head = l.piece_bytes[layer] / heads,
 					   whole = kv_piece_offset(&l, blocks, layer, b) + begin * head;
 				ck_assert_uint_eq(kv_part_offset(&l, blocks, p, parts, layer, b), next);
 				for (size_t i = 0; i < (end - begin) * head; i++) {
-					ck_assert_uint_eq(kv_part_find(&l, blocks, parts, whole + i, &part, &at),
-					                  (end - begin) * head - i);
-					ck_assert_msg(part == p && at == next++,
+					uint64_t left = kv_part_find(&l, blocks, parts, whole + i, &part, &at);
+					if (end - begin < heads)
+						ck_assert_uint_eq(left, (end - begin) * head - i);
+					else /* up to the stage's end */
+						ck_assert_uint_eq(left,
+						                  kv_part_offset(&l, blocks, p, parts, l.layers, 0) - at);
+					ck_assert_msg(part == p / copies_each * copies_each && at == next++,
 					              "%s: layer %u block %u byte %zu is in "
 					              "part %u",
 					              shapes[_i].what, layer, b, i, part);
@@ -66,16 +93,19 @@ TEST_LOOP(each_byte_is_in_one_part, 0, SHAPES)
 		ck_assert_uint_eq(kv_part_offset(&l, blocks, p, parts, l.layers, 0), next);
 		sum += next;
 	}
-	ck_assert_uint_eq(sum, l.block_bytes * blocks);
+	ck_assert_uint_eq(next_layer, l.layers);
+	ck_assert_uint_eq(sum, l.block_bytes * blocks * copies_each);
 }
 
 TEST(layouts_that_cannot_be_divided)
 {
 	struct kv_layout l = layout_of(1);
-	ck_assert_int_eq(kv_layout_divides(&l, 0), 0);
+	ck_assert_int_eq(kv_layout_divides(&l, (struct kv_parts){1, 0}), 0);
+	ck_assert_int_eq(kv_layout_divides(&l, (struct kv_parts){0, 1}), 0);
 	l.layer[2].heads = 8; /* another share of each layer */
-	ck_assert_int_eq(kv_layout_divides(&l, 2), 0);
-	ck_assert_int_eq(kv_layout_divides(&l, 1), 1);
+	ck_assert_int_eq(kv_layout_divides(&l, (struct kv_parts){1, 2}), 0);
+	ck_assert_int_eq(kv_layout_divides(&l, (struct kv_parts){1, 1}), 1);
+	ck_assert_int_eq(kv_layout_divides(&l, (struct kv_parts){3, 1}), 1);
 }
 
 /* --- a backend whose copies wait ----------------------------------------- */
@@ -155,20 +185,21 @@ static void make_late(struct kern_pool *pool)
 /* A pool of a layout in `parts` parts, as a peer opens it. */
 struct shared_out {
 	struct kv_layout l;
-	uint32_t blocks, parts;
+	uint32_t blocks;
+	struct kv_parts parts;
 	struct kv_region own, peer;
 	unsigned char *at[KERN_PARTS_MAX];
 };
 
 static void shared_out_new(struct shared_out *s, const struct kv_layout *l, uint32_t blocks,
-                           uint32_t parts)
+                           uint32_t parts, uint32_t stages)
 {
-	struct kv_data data = {.parts = parts}, theirs;
+	struct kv_data data = {.parts = parts, .stages = stages}, theirs;
 	char text[256];
-	*s = (struct shared_out){.l = *l, .blocks = blocks, .parts = parts};
+	*s = (struct shared_out){.l = *l, .blocks = blocks, .parts = kv_data_parts(&data)};
 	for (uint32_t i = 0; i < parts; i++) {
 		void *at;
-		ck_assert_int_eq(host_shared_new(kv_part_offset(l, blocks, i, parts, l->layers, 0), &at,
+		ck_assert_int_eq(host_shared_new(kv_part_offset(l, blocks, i, s->parts, l->layers, 0), &at,
 		                                 &data.fd[i], text, sizeof text),
 		                 0);
 		s->at[i] = at;
@@ -188,39 +219,49 @@ static void shared_out_free(struct shared_out *s)
 {
 	kv_region_fini(&s->peer);
 	kv_region_fini(&s->own);
-	for (uint32_t i = 0; i < s->parts; i++)
+	for (uint32_t i = 0; i < s->parts.stages * s->parts.ranks; i++)
 		munmap(s->at[i], kv_part_offset(&s->l, s->blocks, i, s->parts, s->l.layers, 0));
 }
 
-/* Byte `at` of the whole pool. */
-static unsigned char *byte(const struct shared_out *s, uint64_t at)
+/* Byte `at` of the whole pool, in one of the parts that have it. */
+static unsigned char *byte(const struct shared_out *s, uint64_t at, uint32_t copy)
 {
 	uint32_t part;
 	uint64_t there;
 	kv_part_find(&s->l, s->blocks, s->parts, at, &part, &there);
-	return s->at[part] + there;
+	return s->at[part + copy] + there;
 }
 
-enum { BYTES = 23040 }; /* of the pools: 12 heads in 3 layers of 5 blocks */
+enum { BYTES = 23040, VALUES = 96 }; /* of the pools: heads of 96 values in 3 layers of 5 blocks */
 
-static struct kv_layout pool_layout(void)
+static struct kv_layout pool_of_heads(uint32_t heads)
 {
 	struct kv_layout l;
-	ck_assert_int_eq(kv_layout_uniform(&l, 3, 12, 8, 4, KV_BF16), 0);
+	ck_assert_int_eq(kv_layout_uniform(&l, 3, heads, VALUES / heads, 4, KV_BF16), 0);
 	ck_assert_uint_eq(l.block_bytes * 5, BYTES);
 	return l;
 }
 
+static struct kv_layout pool_layout(void)
+{
+	return pool_of_heads(12);
+}
+
 static void fill(const struct shared_out *s, unsigned char *whole, unsigned *seed)
 {
-	for (uint64_t i = 0; i < BYTES; i++)
-		*byte(s, i) = whole[i] = (unsigned char)rand_r(seed);
+	for (uint64_t i = 0; i < BYTES; i++) {
+		whole[i] = (unsigned char)rand_r(seed);
+		for (uint32_t n = 0; n < kv_layout_copies(&s->l, s->parts); n++)
+			*byte(s, i, n) = whole[i];
+	}
 }
 
 static void check_whole(const struct shared_out *s, const unsigned char *want)
 {
 	for (uint64_t i = 0; i < BYTES; i++)
-		ck_assert_msg(*byte(s, i) == want[i], "byte %llu", (unsigned long long)i);
+		for (uint32_t n = 0; n < kv_layout_copies(&s->l, s->parts); n++)
+			ck_assert_msg(*byte(s, i, n) == want[i], "byte %llu, copy %u", (unsigned long long)i,
+			              n);
 }
 
 /* Any places and lengths; most go on where the one before ends, as blocks do. */
@@ -275,11 +316,43 @@ static void see(void *arg, const void *at, size_t bytes)
 }
 
 static const struct {
-	uint32_t from, to; /* parts; 0: host memory */
-	int seen, same;    /* same: within one pool */
+	uint32_t heads, from, to; /* from, to: parts; 0: host memory */
+	int seen, same;           /* same: within one pool */
+	uint32_t from_stages, to_stages;
 } ways[] = {
-	{1, 3, 0, 0}, {3, 1, 0, 0}, {2, 2, 0, 0}, {3, 2, 0, 0},  {2, 3, 0, 0}, {12, 5, 0, 0},
-	{3, 0, 0, 0}, {0, 3, 0, 0}, {3, 0, 1, 0}, {12, 0, 1, 0}, {3, 3, 0, 1},
+	{12, 1, 3, 0, 0, 0, 0},
+	{12, 3, 1, 0, 0, 0, 0},
+	{12, 2, 2, 0, 0, 0, 0},
+	{12, 3, 2, 0, 0, 0, 0},
+	{12, 2, 3, 0, 0, 0, 0},
+	{12, 12, 5, 0, 0, 0, 0},
+	{12, 3, 0, 0, 0, 0, 0},
+	{12, 0, 3, 0, 0, 0, 0},
+	{12, 3, 0, 1, 0, 0, 0},
+	{12, 12, 0, 1, 0, 0, 0},
+	{12, 3, 3, 0, 1, 0, 0},
+	/* each head in several parts, or the one in all */
+	{2, 4, 4, 0, 0, 0, 0},
+	{2, 8, 2, 0, 0, 0, 0},
+	{2, 1, 6, 0, 0, 0, 0},
+	{1, 3, 1, 0, 0, 0, 0},
+	{1, 2, 8, 0, 0, 0, 0},
+	{1, 1, 16, 0, 0, 0, 0},
+	{2, 0, 4, 0, 0, 0, 0},
+	{2, 6, 0, 1, 0, 0, 0},
+	{2, 2, 4, 0, 0, 0, 0},
+	{1, 3, 3, 0, 0, 0, 0},
+	{2, 4, 4, 0, 1, 0, 0},
+	/* layers in stages */
+	{12, 1, 3, 0, 0, 1, 3},
+	{12, 2, 3, 0, 0, 2, 3},
+	{12, 6, 2, 0, 0, 3, 1},
+	{12, 4, 4, 0, 0, 2, 1},
+	{12, 3, 0, 1, 0, 3, 0},
+	{12, 0, 6, 0, 0, 0, 2},
+	{2, 8, 3, 0, 0, 2, 3},
+	{1, 2, 4, 0, 0, 2, 2},
+	{12, 4, 4, 0, 1, 2, 2},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -307,12 +380,12 @@ TEST_LOOP(copies_against_a_model, 0, 2 * WAYS)
 {
 	int w = _i / 2, is_late = _i % 2;
 	unsigned seed = 3 + (unsigned)_i;
-	struct kv_layout l = pool_layout();
+	struct kv_layout l = pool_of_heads(ways[w].heads);
 	struct shared_out a, b;
 	if (ways[w].from)
-		shared_out_new(&a, &l, 5, ways[w].from);
+		shared_out_new(&a, &l, 5, ways[w].from, ways[w].from_stages);
 	if (ways[w].to && !ways[w].same)
-		shared_out_new(&b, &l, 5, ways[w].to);
+		shared_out_new(&b, &l, 5, ways[w].to, ways[w].to_stages);
 	struct shared_out *to = ways[w].same ? &a : &b;
 	if (is_late && ways[w].from)
 		make_late(a.peer.pool);
@@ -366,8 +439,8 @@ TEST(neighbours_are_one_copy_of_each_part)
 	struct kv_layout l = pool_layout();
 	struct shared_out a, b;
 	struct kern_ticket t;
-	shared_out_new(&a, &l, 5, 3);
-	shared_out_new(&b, &l, 5, 3);
+	shared_out_new(&a, &l, 5, 3, 1);
+	shared_out_new(&b, &l, 5, 3, 1);
 	make_late(a.peer.pool);
 	make_late(b.peer.pool);
 	const struct kern_piece layer = {0, 0, BYTES / 3};
@@ -451,7 +524,7 @@ TEST_LOOP(copies_of_several_threads, 0, 6)
 	pthread_t thread[COPIERS];
 	late_yields = true;
 	for (int i = 0; i < 2; i++) {
-		shared_out_new(&of[i], &l, 5, pools[_i].parts[i]);
+		shared_out_new(&of[i], &l, 5, pools[_i].parts[i], 1);
 		if (pools[_i].is_late)
 			make_late(of[i].peer.pool);
 	}
@@ -474,7 +547,7 @@ TEST_LOOP(a_copy_that_fails_halfway, 0, 3)
 	struct shared_out a;
 	struct kern_ticket t;
 	const struct kern_piece all = {0, (uintptr_t)from, BYTES};
-	shared_out_new(&a, &l, 5, 3);
+	shared_out_new(&a, &l, 5, 3, 1);
 	make_late(a.peer.pool);
 	n_late = copies = 0;
 	fail_at = (size_t)_i + 1;
@@ -502,7 +575,7 @@ TEST(parts_that_cannot_be)
 	struct kv_layout l = pool_layout();
 	struct shared_out a;
 	struct kv_region r;
-	shared_out_new(&a, &l, 5, 3);
+	shared_out_new(&a, &l, 5, 3, 1);
 	int before = fds_open();
 	struct kv_data two = {.parts = 2, .fd = {dup(a.own.data.fd[0]), dup(a.own.data.fd[1])}};
 	ck_assert_int_eq(kv_region_map(&r, &l, 5, "cpu", dup(a.own.control_fd), &two, &e), ERR_INVALID);
@@ -512,10 +585,14 @@ TEST(parts_that_cannot_be)
 	struct kern_part part[KERN_PARTS_MAX + 1] = {{0, a.own.data.fd[0], BYTES / 3}};
 	for (unsigned i = 0; i < 2; i++) {
 		unsigned parts = i ? KERN_PARTS_MAX + 1 : 0;
-		ck_assert_int_eq(kern_pool_open_divided("cpu", part, parts, BYTES, NULL, NULL, &pool, why,
-		                                        sizeof why),
+		ck_assert_int_eq(kern_pool_open_divided("cpu", part, parts, 1, BYTES, NULL, NULL, &pool,
+		                                        why, sizeof why),
 		                 KERN_EINVAL);
 		ck_assert_ptr_nonnull(strstr(why, "the limits are 1 and 16"));
+		ck_assert_int_eq(kern_pool_open_divided("cpu", part, 3, 2 * i, BYTES, NULL, NULL, &pool,
+		                                        why, sizeof why),
+		                 KERN_EINVAL);
+		ck_assert_ptr_nonnull(strstr(why, "expected a divisor"));
 	}
 	shared_out_free(&a);
 }

@@ -242,6 +242,38 @@ static const struct {
 	{GRAMMAR_JSON_SCHEMA, "{\"propertyNames\":{\"enum\":[\"a\",\"bb\"],\"minLength\":2}}",
      ERR_UNSUPPORTED, "/minLength: is not supported beside enum", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"a\":1,\"a\":2}", ERR_INVALID, "duplicate", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"oneOf\":[{\"$ref\":\"#/$defs/c\",\"required\":[\"n\"]}],\"discriminator\":{"
+     "\"propertyName\":\"t\"},\"$defs\":{\"c\":{\"properties\":{\"t\":{\"const\":1},\"n\":{}}}}}",
+     ERR_UNSUPPORTED, "/required: is not supported beside $ref", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"uniqueItems\":true,\"items\":{\"$ref\":\"#/$defs/"
+     "e\",\"not\":{\"const\":\"x\"}},\"$defs\":{\"e\":{\"enum\":[\"x\",\"y\"]}}}",
+     ERR_UNSUPPORTED, "/not: is not supported beside $ref", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"uniqueItems\":true,\"items\":{\"$ref\":\"#/$defs/"
+     "e\",\"type\":\"string\"},\"$defs\":{\"e\":{\"enum\":[1,\"y\"]}}}",
+     ERR_UNSUPPORTED, "/type: is not supported beside $ref", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"uniqueItems\":true,\"items\":{\"type\":\"boolean\",\"anyOf\":[{\"const\":true}]}}",
+     ERR_UNSUPPORTED, "/uniqueItems: is supported for items of enum", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"propertyNames\":{\"$ref\":\"#/$defs/n\",\"maxLength\":3},\"$defs\":{\"n\":{\"type\":"
+     "\"string\"}}}",
+     ERR_UNSUPPORTED, "/maxLength: is not supported beside $ref", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"propertyNames\":{\"allOf\":[{\"type\":\"string\"}],\"maxLength\":3}}",
+     ERR_UNSUPPORTED, "/maxLength: is not supported beside allOf", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"oneOf\":[{\"properties\":{\"t\":{\"const\":1}},\"required\":\"t\"}],\"discriminator\":{"
+     "\"propertyName\":\"t\"}}",
+     ERR_INVALID, "required: must be an array of names", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"required\":[\"b\"],\"unevaluatedProperties\":false}", ERR_INVALID,
+     "/required: has \"b\", which unevaluatedProperties forbids", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"unevaluatedProperties\":{\"minimum\":\"x\"}}", ERR_INVALID,
+     "/unevaluatedProperties/minimum: must be a number", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"allOf\":[{\"properties\":{\"a\":{}}}],\"unevaluatedProperties\":false}", ERR_UNSUPPORTED,
+     "/unevaluatedProperties: is not supported beside allOf", 0},
 	{GRAMMAR_STRUCTURE, "[{\"lateral\":\"x\"}]", ERR_INVALID, "each piece must be an object with",
      0},
 	{GRAMMAR_STRUCTURE, "{}", ERR_INVALID, "pieces must be an array", 0},
@@ -371,15 +403,37 @@ TEST(most_ranges)
 	ck_assert_int_eq(grammar_compile(GRAMMAR_REGEX, text, n + 5, 0, &g, &err), ERR_FULL);
 }
 
+/* Values 0 to n - 1. */
+static size_t numbers(char *text, const char *before, int n, const char *after)
+{
+	size_t at = (size_t)sprintf(text, "%s", before);
+	for (int i = 0; i < n; i++)
+		at += (size_t)sprintf(text + at, i ? ",%d" : "%d", i);
+	return at + (size_t)sprintf(text + at, "%s", after);
+}
+
+/* 400 members of oneOf that only "t" tells apart, after each pair's "k" was compared: k0 and k1 of
+ * the schema. */
+static size_t members(char *text)
+{
+	size_t at = (size_t)sprintf(text, "\"oneOf\":[");
+	for (int i = 0; i < 400; i++)
+		at += (size_t)sprintf(text + at,
+		                      "%s{\"type\":\"object\",\"properties\":{\"k\":{\"$ref\":\"#/k%d\"},"
+		                      "\"t\":{\"const\":%d}},\"required\":[\"k\",\"t\"]}",
+		                      i ? "," : "", i % 2, i);
+	return at + (size_t)sprintf(text + at, "]}");
+}
+
 /* Texts made by a rule: nesting, chains of references, many alternatives. All end in bounded
  * time, with a grammar or without. */
-TEST_LOOP(hostile, 0, 14)
+TEST_LOOP(hostile, 0, 19)
 {
 	static char text[GRAMMAR_TEXT_MAX + 64];
 	size_t n = 0;
 	struct grammar *g = NULL;
 	struct err err = {0};
-	double begin = cpu_ms();
+	double begin = cpu_ms(), limit = 5000;
 	if (_i == 0) { /* a regular expression of groups */
 		memset(text, '(', 5000);
 		n = 5000;
@@ -465,6 +519,49 @@ TEST_LOOP(hostile, 0, 14)
 		n += (size_t)sprintf(text + n, "]}");
 		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_FULL);
 		ck_assert_ptr_nonnull(strstr(err.text, "steps"));
+	} else if (_i == 13) { /* a list of 12,000 types, looked at for each pair of members */
+		n += (size_t)sprintf(text + n, "{\"k1\":{\"$ref\":\"#/k0\"},\"k0\":{\"type\":[\"string\"");
+		for (int i = 0; i < 12000; i++)
+			n += (size_t)sprintf(text + n, ",\"\"");
+		n += (size_t)sprintf(text + n, "]},");
+		n += members(text + n);
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_INVALID);
+		ck_assert_ptr_nonnull(strstr(err.text, "/k0/type: must be a name or an array of 1 to 7"));
+	} else if (_i == 14) { /* two equal values of 15,000 numbers: compared for each pair */
+		for (int k = 0; k < 2; k++) {
+			n += (size_t)sprintf(text + n, "%s\"k%d\":{\"const\":[0", k ? "" : "{", k);
+			for (int i = 1; i < 15000; i++)
+				n += (size_t)sprintf(text + n, ",0");
+			n += (size_t)sprintf(text + n, "]},");
+		}
+		n += members(text + n);
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_FULL);
+		limit = 1000;
+	} else if (_i == 15) { /* a reference of 7,000 steps, followed for each pair of members */
+		n += (size_t)sprintf(text + n, "{\"k1\":{\"$ref\":\"#/k0\"}");
+		for (int k = 0; k < 7; k++) {
+			n += (size_t)sprintf(text + n, ",\"k%d\":{\"$ref\":\"#/k%d/d", k ? k + 1 : 0, k + 2);
+			memset(text + n, '/', 1000);
+			n += 1000 + (size_t)sprintf(text + n + 1000, "\",\"d\":");
+			for (int i = 0; i < 1000; i++)
+				n += (size_t)sprintf(text + n, "{\"\":");
+			n += (size_t)sprintf(text + n, "{\"$ref\":\"#/k%d\"}", k + 2);
+			memset(text + n, '}', 1001);
+			n += 1001;
+		}
+		n += (size_t)sprintf(text + n, ",\"k8\":{\"type\":\"string\",\"d\":true},");
+		n += members(text + n);
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_FULL);
+	} else if (_i == 16) { /* 16,000 values of items, each looked for among those of contains */
+		n += numbers(text + n, "{\"contains\":{\"$ref\":\"#/items\"},\"items\":{\"enum\":[", 16000,
+		             "]}}");
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_FULL);
+		ck_assert_ptr_nonnull(strstr(err.text, "steps"));
+	} else if (_i == 17) { /* 10,000 values, each looked for among those that are not allowed */
+		n += numbers(text + n, "{\"enum\":[", 10000, "],\"not\":{\"enum\":[-");
+		n += numbers(text + n, "1,-", 10000, "]}}");
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_FULL);
+		ck_assert_ptr_nonnull(strstr(err.text, "steps"));
 	} else { /* strings that are each other's beginnings */
 		text[n++] = '[';
 		for (int i = 1; i < 450; i++)
@@ -473,5 +570,5 @@ TEST_LOOP(hostile, 0, 14)
 		ck_assert_int_eq(grammar_compile(GRAMMAR_CHOICE, text, n, 0, &g, &err), 0);
 	}
 	grammar_destroy(&g);
-	ck_assert_msg(cpu_ms() - begin < 5000, "case %d took %g ms", _i, cpu_ms() - begin);
+	ck_assert_msg(cpu_ms() - begin < limit, "case %d took %g ms", _i, cpu_ms() - begin);
 }

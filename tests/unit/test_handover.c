@@ -46,7 +46,7 @@ static void setup(void)
 	ck_assert_msg(pool_memory_new(&shared, &layout, BLOCKS, &e) == 0, "%s", e.text);
 	ck_assert_msg(ring_create(SLOTS, LAYERS, WORKER_EPOCH, &ring, &e) == 0, "%s", e.text);
 	handover_hello_init(&hello, "prefill-1", WORKER_EPOCH, &layout, BLOCKS, "cpu");
-	hello.parts = 1;
+	hello.parts = hello.stages = 1;
 	hello.ring_slots = SLOTS;
 	hello.ring_layers = LAYERS;
 	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
@@ -183,8 +183,13 @@ static const struct {
      "hand-over of prefill-1: a pool of 17 parts, the limits are 1 and 16"},
 	{"parts without end", H(parts), UINT32_MAX, 4, 3, ERR_INVALID,
      "a pool of 4294967295 parts, the limits are 1 and 16"},
-	{"more parts than heads", H(parts), 3, 4, 5, ERR_INVALID,
-     "a pool of 3 parts, but its layers have 1 KV heads"},
+	{"parts that two heads do not divide", H(parts), 3, 4, 5, ERR_INVALID,
+     "a pool of 3 parts in 1 stages, but 2 layers of 2 KV heads"},
+	{"no stages", H(stages), 0, 4, 3, ERR_INVALID, "a pool of 1 parts in 0 stages"},
+	{"more stages than parts", H(stages), 2, 4, 3, ERR_INVALID,
+     "a pool of 1 parts in 2 stages, expected a divisor"},
+	{"more stages than layers", H(parts), 3, 8, 5, ERR_INVALID,
+     "a pool of 3 parts in 3 stages, but 2 layers of 2 KV heads"},
 };
 
 TEST_LOOP(hello_is_checked, 0, sizeof hellos / sizeof *hellos)
@@ -200,6 +205,8 @@ TEST_LOOP(hello_is_checked, 0, sizeof hellos / sizeof *hellos)
 		       hellos[_i].n < 4 ? hellos[_i].n : 4);
 	if (H(epoch) == hellos[_i].offset)
 		h.epoch = 0;
+	for (uint32_t i = 0; h.parts == 3 && i < h.layers; i++)
+		h.layer[i].heads = 2;
 	int before = open_fds();
 	ck_assert_int_eq(sock_send(pair[0], &h, sizeof h, fds, hellos[_i].fds), 0);
 	ck_assert_msg(handover_receive(pair[1], &got, &l, &out, &e) == hellos[_i].want, "%s: %s",
@@ -282,7 +289,7 @@ TEST(hello_of_another_size)
 	/* a former version's has another size, too */
 	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 68, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, &out, &e), ERR_UNSUPPORTED);
-	ck_assert_str_eq(e.text, "hand-over has version 3, this daemon speaks 4");
+	ck_assert_str_eq(e.text, "hand-over has version 4, this daemon speaks 5");
 	memset(hello.name, 'x', sizeof hello.name); /* no end */
 	ck_assert_int_eq(sock_send(pair[0], &hello, sizeof hello, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, &out, &e), ERR_INVALID);

@@ -1,6 +1,6 @@
 /* test_hash.c - the prefix hash, byte for byte: the wanted values were computed from hash.h's
  * definition with Python's hashlib. */
-#include "kv/hash.h"
+#include "hash_chain.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -46,12 +46,12 @@ TEST(chain_has_full_blocks_only)
 	kv_hash_root(&root, &r);
 	memset(out, 0xAA, sizeof out);
 	memset(&guard, 0xAA, sizeof guard);
-	ck_assert_uint_eq(kv_hash_chain(&r, t, 3, 4, out), 0);
-	ck_assert_uint_eq(kv_hash_chain(&r, t, 0, 4, out), 0);
+	ck_assert_uint_eq(hash_chain(&r, t, 3, 4, out), 0);
+	ck_assert_uint_eq(hash_chain(&r, t, 0, 4, out), 0);
 	ck_assert_mem_eq(&out[0], &guard, sizeof guard);
-	ck_assert_uint_eq(kv_hash_chain(&r, t, 7, 4, out), 1);
+	ck_assert_uint_eq(hash_chain(&r, t, 7, 4, out), 1);
 	ck_assert_mem_eq(&out[1], &guard, sizeof guard);
-	ck_assert_uint_eq(kv_hash_chain(&r, t, 8, 4, out), 2);
+	ck_assert_uint_eq(hash_chain(&r, t, 8, 4, out), 2);
 	ck_assert_str_eq(hex(&out[0]),
 	                 "2419d4c9554584971e41fc175680e98e04338dccc866b7d57c054625142f0058");
 	ck_assert_str_eq(hex(&out[1]),

@@ -126,8 +126,10 @@ TEST(ranks_give_the_same)
 	static double want[HIDDEN_MAX], got[HIDDEN_MAX];
 	static const struct {
 		const char *family;
-		unsigned tp;
-	} cases[] = {{"llama", 2}, {"llama-tied", 3}, {"gemma3", 1}, {"glm4_moe", 2}, {"gpt_oss", 2}};
+		unsigned tp, pp;
+	} cases[] = {{"llama", 2, 1},       {"llama-tied", 3, 1}, {"gemma3", 1, 1}, {"glm4_moe", 2, 1},
+	             {"gpt_oss", 2, 1},     {"llama", 1, 2},      {"gemma3", 1, 4}, {"granite", 1, 3},
+	             {"deepseek_v3", 2, 2}, {"gpt_oss", 2, 3}};
 	uint32_t ids[N];
 	some_ids(ids, N, 1);
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -135,6 +137,7 @@ TEST(ranks_give_the_same)
 		whole(cases[i].family, (struct rig_opts){.kv = KV_BF16}, ids, 0, want);
 		struct rig r = open_family(cases[i].family, (struct rig_opts){.kv = KV_BF16,
 		                                                              .tp = cases[i].tp,
+		                                                              .pp = cases[i].pp,
 		                                                              .threads = cases[i].tp});
 		/* steps of both programs in turn: no rank runs ahead of another, or reads the next batch */
 		for (int round = 0; round < 20; round++) {

@@ -14,6 +14,7 @@
 struct peer {
 	char endpoint[300];
 	int open, up;
+	const char *refusal;
 	unsigned sent[128]; /* by type */
 };
 
@@ -85,6 +86,10 @@ int peer_is_up(const struct peer *p)
 {
 	ck_assert(p->open);
 	return p->up;
+}
+const char *peer_refusal(const struct peer *p)
+{
+	return p->refusal;
 }
 uint64_t peer_epoch(const struct peer *p)
 {
@@ -581,6 +586,15 @@ TEST(links_are_shown)
 	ck_assert_ptr_nonnull(
 		strstr(out.data, "\"messager\":\"m-b\",\"transport\":\"-\",\"up\":false"));
 	ck_assert_ptr_nonnull(strstr(out.data, "it takes KV over rdma only"));
+	buf_fini(&out);
+	/* a link that has never come up, because the other side speaks another protocol */
+	NAMES("p-2", C);
+	b = link_to(C);
+	b->refusal = "it speaks protocol 4";
+	buf_init(&out, 0);
+	ck_assert_uint_eq(remotes_json(of, &out), 3);
+	buf_addc(&out, '\0');
+	ck_assert_ptr_nonnull(strstr(out.data, "it speaks protocol 4"));
 	buf_fini(&out);
 }
 

@@ -1,6 +1,7 @@
 /* test_messager_tcp.c - KV over TCP data connections: exact bytes by each way, the window, turns,
  * cuts, leases that are closed or stale. Everything that a stranger or a peer may send is in
  * test_messager_tcp_hostile.c, the rules of the protocol's model in test_messager_tcp_model.c. */
+#include "skip.h"
 #include "tcp_ends.h"
 #include "util/log.h"
 
@@ -546,6 +547,8 @@ TEST_LOOP(a_canary_measures_the_path, 0, 2)
 
 TEST(a_host_is_a_name)
 {
+	if (!localhost_resolves())
+		SKIP(SKIP_NO_LOCALHOST);
 	struct rig *r = rig_new(&rig_opts, &rig_opts, 1, 16, 0);
 	const struct path_hooks hooks = {r, rig_path_says, rig_path_up};
 	const struct path_peer here = {.name = "m2", .host = "localhost"},

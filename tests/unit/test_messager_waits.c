@@ -274,7 +274,7 @@ TEST_LOOP(decode_ends_after_each_step, 0, STEPS - 1)
 	mover_remove(r->m, r->wd);
 	if (_i >= 1)
 		failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "decode-1 has ended");
-	ck_assert_uint_eq(mover_workers(r->m), 1);
+	ck_assert_ptr_null(mover_find(r->m, "decode-1"));
 }
 
 TEST_LOOP(prefill_ends_after_each_step, 0, STEPS)
@@ -289,7 +289,7 @@ TEST_LOOP(prefill_ends_after_each_step, 0, STEPS)
 	rig_revoke(r); /* D's fence */
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(r->n_said, said + 1);
-	ck_assert_uint_eq(mover_workers(r->m), 1);
+	ck_assert_ptr_null(mover_find(r->m, "prefill-1"));
 }
 
 /* --- links that break ---------------------------------------------------- */

@@ -285,11 +285,11 @@ TEST(keys_that_grow)
 	t.scales.columns = RANK;
 	for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
 		scales[i] = 2;
-	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
+	ck_assert_uint_eq(mla_key_type(&c, &t), KERN_E4M3);
 	scales[2 * (NOPE + V) + NOPE] = 3; /* of the last head's values */
-	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
+	ck_assert_uint_eq(mla_key_type(&c, &t), KERN_E4M3);
 	scales[2 * (NOPE + V) + NOPE - 1] = 3;
-	ck_assert_uint_eq(mla_added_bytes(&c, &t), 3 * HEADS * NOPE * RANK);
+	ck_assert_uint_eq(mla_key_type(&c, &t), KERN_F32);
 	t.dtype = KERN_BF16;
-	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
+	ck_assert_uint_eq(mla_key_type(&c, &t), KERN_BF16);
 }

@@ -502,6 +502,30 @@ TEST_LOOP(a_hash_has_one_length, 0, 5)
 	}
 }
 
+/* A stage, a port, and a ticket whose secret is read whole. */
+TEST(a_stage_is_taken_with_a_ticket)
+{
+	static uint8_t secret[33];
+	static const struct {
+		uint32_t stage, stages, port;
+		uint64_t ticket;
+		size_t secret;
+	} takes[] = {{1, 2, 7000, 5, 32}, {0, 2, 7000, 5, 32},  {2, 2, 7000, 5, 32},
+	             {1, 2, 0, 5, 32},    {1, 2, 65536, 5, 32}, {1, 2, 7000, 0, 32},
+	             {1, 2, 7000, 5, 31}, {1, 2, 7000, 5, 33},  {1, 2, 7000, 5, 0}};
+	for (size_t i = 0; i < sizeof takes / sizeof *takes; i++) {
+		Pds__PipelineTake m = PDS__PIPELINE_TAKE__INIT;
+		struct err err = {0};
+		m.stage = takes[i].stage;
+		m.stages = takes[i].stages;
+		m.port = takes[i].port;
+		m.ticket = takes[i].ticket;
+		m.secret = (ProtobufCBinaryData){takes[i].secret, secret};
+		int r = msg_validate(msg_type_find(MSG_PIPELINE_TAKE), &m.base, &err);
+		ck_assert_msg((r == 0) == (i == 0), "take %zu: %s", i, err.text);
+	}
+}
+
 /* Attempts are numbered from 1: 0 would be a field that nobody set. */
 TEST(tokens_name_their_attempt)
 {

@@ -40,7 +40,7 @@ TEST_CASE("msg ends", .timeout_s = 120, .setup = base_setup, .teardown = base_te
 TEST(an_idle_link_sleeps)
 {
 	struct side a, b;
-	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
+	struct chan_opts oa = pair_opts(0), ob = oa;
 	oa.program = "pdrouterd";
 	oa.silence_us = ob.silence_us = 2000000;
 	pair_open(base, &a, &b, "idle", &oa, &ob);
@@ -65,7 +65,7 @@ TEST(an_idle_link_sleeps)
 TEST(beats_as_often_as_the_peer_bears)
 {
 	struct side a, b;
-	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
+	struct chan_opts oa = pair_opts(0), ob = oa;
 	oa.heartbeat_us = ob.heartbeat_us = 5000000;
 	ob.silence_us = 400000;
 	oa.program = "pdrouterd";
@@ -82,7 +82,7 @@ TEST(beats_as_often_as_the_peer_bears)
 TEST(who_connects_sets_the_pace)
 {
 	struct side a, b;
-	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
+	struct chan_opts oa = pair_opts(0), ob = oa;
 	uint64_t longest_us = 0;
 	oa.heartbeat_us = 1000000;
 	pair_open(base, &a, &b, "pace", &oa, &ob);
@@ -130,7 +130,7 @@ static pid_t child_who_hears(int *ret_fd)
 	ck_assert_int_eq(pipe(fds), 0);
 	pid_t pid = fork();
 	if (pid == 0) {
-		struct chan_opts o = pair_opts(0, NULL);
+		struct chan_opts o = pair_opts(0);
 		struct chan_hooks h = {.down = child_down, .message = child_message};
 		struct err err = {0};
 		struct chan *c;
@@ -155,7 +155,7 @@ static pid_t child_who_hears(int *ret_fd)
 TEST(goodbye_is_heard_by_the_busy)
 {
 	for (int i = 0; i < 5; i++) {
-		struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)};
+		struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0)};
 		int fd, status;
 		char why[100] = "";
 		snprintf(a.bind, sizeof a.bind, "%s", endpoint);
@@ -177,7 +177,7 @@ TEST(goodbye_is_heard_by_the_busy)
  * before any of them is read: it said goodbye. */
 TEST(goodbye_behind_many_messages)
 {
-	struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)}, b;
+	struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0)}, b;
 	int status;
 	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
 	pid_t pid = fork();
@@ -208,7 +208,7 @@ TEST(goodbye_behind_many_messages)
 /* One who is stopped costs the one who ends a moment, not more. */
 TEST(goodbye_does_not_wait_for_the_stopped)
 {
-	struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)};
+	struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0)};
 	int fd, status;
 	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
 	pid_t pid = child_who_hears(&fd);
@@ -230,7 +230,7 @@ TEST(goodbye_does_not_wait_for_the_stopped)
 TEST(stopped_peer_is_noticed)
 {
 	for (int work = 0; work < 2; work++) {
-		struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)};
+		struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0)};
 		int fd, status;
 		snprintf(a.bind, sizeof a.bind, "%s", endpoint);
 		a.opts.program = "pdrouterd";
@@ -262,7 +262,7 @@ TEST(vanished_peer_is_noticed_at_work)
 {
 	struct side a;
 	struct rogue g;
-	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_opts o = pair_opts(0);
 	o.program = "pdrouterd";
 	o.silence_us = 800000;
 	with_rogue(&a, &g, o, 800);
@@ -314,7 +314,7 @@ static void silent_hears(struct silent *g, unsigned n)
 
 static void dial(struct side *b, uint64_t resend_us)
 {
-	*b = (struct side){.name = "dials", .epoch = 2000, .opts = pair_opts(resend_us, NULL)};
+	*b = (struct side){.name = "dials", .epoch = 2000, .opts = pair_opts(resend_us)};
 	snprintf(b->to, sizeof b->to, "%s", endpoint);
 	side_start(base, b);
 }
@@ -339,7 +339,7 @@ TEST(who_comes_up_hears_hello_at_once)
 {
 	for (int pause = 0; pause < 2; pause++) {
 		struct silent g;
-		struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)}, b;
+		struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0)}, b;
 		snprintf(a.bind, sizeof a.bind, "%s", endpoint);
 		silent_open(&g);
 		dial(&b, 0);
@@ -360,7 +360,7 @@ TEST(who_comes_up_hears_hello_at_once)
 TEST(nothing_follows_what_did_not_fit)
 {
 	struct side a, b;
-	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
+	struct chan_opts oa = pair_opts(0), ob = oa;
 	oa.window_messages = 64;
 	pair_open(base, &a, &b, "hole", &oa, &ob);
 	until_up(&a, &b);

@@ -2,7 +2,6 @@
  * late or cut on purpose, message type by message type: all is heard once, in order, windows
  * recover, lives end in both orders. */
 /* run: waits */
-#include "msg/fault.h"
 #include "msg_pair.h"
 #include "util/mem.h"
 
@@ -108,11 +107,10 @@ TEST(each_type_survives)
 		int nth = 1 + c / 2 % 3;
 		char *text = rule_for_each_type(dir, nth, what[c / 6]),
 			 *name = mem_printf("%s %d %s", dir, nth, what[c / 6]);
-		struct chan_opts o = pair_opts(8000, text);
+		struct chan_opts o = pair_opts(8000);
 		struct side a, b;
-		struct chan_counts counts;
 		o.program = "pdrouterd"; /* beats each 20 ms at work */
-		pair_open(base, &a, &b, "each", &o, &o);
+		pair_open_faulty(base, &a, &b, "each", &o, text, &o, text);
 		until_up(&a, &b);
 		for (unsigned k = 0; k < 3; k++)
 			for (size_t i = 0; i < N_TYPES; i++)
@@ -124,9 +122,8 @@ TEST(each_type_survives)
 			                  (a.types_heard[numbered[i]] == 3 && b.types_heard[numbered[i]] == 3),
 			              "%s: type %d", name, (int)numbered[i]);
 		ck_assert_msg(a.downs + b.downs == 0, "%s: %s%s", name, a.why, b.why);
-		chan_counts(a.c, &counts);
-		ck_assert_msg(counts.faults >= numbered_count(), "%s: %llu faults", name,
-		              (unsigned long long)counts.faults);
+		ck_assert_msg(fault_count(a.c) >= numbered_count(), "%s: %llu faults", name,
+		              (unsigned long long)fault_count(a.c));
 		pair_close(&a, &b);
 		free(text);
 		free(name);
@@ -135,9 +132,9 @@ TEST(each_type_survives)
 
 static void flood(struct side *a, struct side *b, const char *fault_b, unsigned n, const char *what)
 {
-	struct chan_opts oa = pair_opts(8000, NULL), ob = pair_opts(8000, fault_b);
+	struct chan_opts oa = pair_opts(8000), ob = pair_opts(8000);
 	ob.window_messages = 16;
-	pair_open(base, a, b, "flood", &oa, &ob);
+	pair_open_faulty(base, a, b, "flood", &oa, NULL, &ob, fault_b);
 	until_up(a, b);
 	for (uint64_t end = clock_us() + 60000000; b->said < n; pump_ms(base, 1)) {
 		ck_assert_msg(clock_us() < end, "%s: %llu said", what, (unsigned long long)b->said);
@@ -164,7 +161,7 @@ TEST(window_recovers)
 TEST(window_is_bounded_in_bytes)
 {
 	struct side a, b;
-	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_opts o = pair_opts(0);
 	o.window_bytes = 50;
 	pair_open(base, &a, &b, "bytes", &o, &o);
 	until_up(&a, &b);
@@ -181,10 +178,11 @@ TEST(window_is_bounded_in_bytes)
  * new session. Whoever ends first, both orders. */
 TEST(lives_end_in_both_orders)
 {
+	const char *lossy = "seed=2 type=KV_GRANT:drop=20%";
 	for (int order = 0; order < 4; order++) {
 		struct side a, b;
-		struct chan_opts o = pair_opts(8000, "seed=2 type=KV_GRANT:drop=20%");
-		pair_open(base, &a, &b, "lives", &o, &o);
+		struct chan_opts o = pair_opts(8000);
+		pair_open_faulty(base, &a, &b, "lives", &o, lossy, &o, lossy);
 		until_up(&a, &b);
 		for (int turn = 0; turn < 4; turn++) {
 			for (int i = 0; i < 50; i++) {
@@ -223,9 +221,9 @@ TEST(delays_are_in_a_pipe)
 	                                     "dir=out:type=KV_RESERVE:delay=100%:20ms"};
 	for (size_t i = 0; i < 3; i++) {
 		struct side a, b;
-		struct chan_opts oa = pair_opts(0, i < 2 ? faults[i] : NULL),
-						 ob = pair_opts(0, i < 2 ? NULL : faults[i]);
-		pair_open(base, &a, &b, "pipe", &oa, &ob);
+		struct chan_opts o = pair_opts(0);
+		pair_open_faulty(base, &a, &b, "pipe", &o, i < 2 ? faults[i] : NULL, &o,
+		                 i < 2 ? NULL : faults[i]);
 		until_up(&a, &b);
 		uint64_t from = clock_us();
 		for (int k = 0; k < 200; k++)
@@ -244,14 +242,12 @@ TEST(delayed_is_not_overtaken)
 {
 	struct side a, b;
 	struct chan_counts n;
-	struct chan_opts oa = pair_opts(5000000, "type=KV_GRANT:dir=in:nth=1:delay=100%:30ms"),
-					 ob = pair_opts(5000000, NULL);
-	pair_open(base, &a, &b, "line", &oa, &ob);
+	struct chan_opts oa = pair_opts(5000000);
+	pair_open_faulty(base, &a, &b, "line", &oa, "type=KV_GRANT:dir=in:nth=1:delay=100%:30ms", &oa,
+	                 NULL);
 	until_up(&a, &b);
-	chan_counts(a.c, &n);
 	ck_assert(say_type(&b, MSG_KV_GRANT) == 0 && say_type(&b, MSG_PEERS) == 0);
-	for (uint64_t end = clock_us() + 60000000; n.faults == 0 && clock_us() < end;
-	     chan_counts(a.c, &n))
+	for (uint64_t end = clock_us() + 60000000; fault_count(a.c) == 0 && clock_us() < end;)
 		event_base_loop(base, EVLOOP_ONCE);
 	ck_assert_int_eq(say_type(&b, MSG_PEERS), 0);
 	usleep(60000);
@@ -265,7 +261,7 @@ TEST(delayed_is_not_overtaken)
 TEST(places_are_given_back)
 {
 	struct side a, b;
-	struct chan_opts o = pair_opts(8000, NULL);
+	struct chan_opts o = pair_opts(8000);
 	pair_open(base, &a, &b, "places", &o, &o);
 	for (int life = 0; life < 10; life++) {
 		until_settled(&a, &b, "a life");
@@ -281,8 +277,9 @@ TEST(places_are_given_back)
 TEST(a_gap_is_asked_for_at_once)
 {
 	struct side a, b;
-	struct chan_opts o = pair_opts(40000000, "type=KV_GRANT:dir=in:nth=1:drop=100%");
-	pair_open(base, &a, &b, "gap", &o, &o);
+	struct chan_opts o = pair_opts(40000000);
+	const char *first_lost = "type=KV_GRANT:dir=in:nth=1:drop=100%";
+	pair_open_faulty(base, &a, &b, "gap", &o, first_lost, &o, first_lost);
 	until_up(&a, &b);
 	uint64_t from = clock_us();
 	ck_assert(say_type(&b, MSG_PEERS) == 0 && say_type(&b, MSG_KV_GRANT) == 0 &&
@@ -307,14 +304,15 @@ static void count_lines(FILE *log, const char *what, unsigned want)
 TEST(delays_are_logged)
 {
 	struct side a, b;
-	struct chan_opts oa = pair_opts(0, "type=KV_GRANT:dir=in:nth=2:delay=100%:5ms "
-	                                   "type=KV_DENY:dir=in:nth=3:late=100%:6ms"),
-					 ob = pair_opts(0, "type=KV_GRANT:dir=out:nth=1:delay=100%:7ms");
+	struct chan_opts oa = pair_opts(0);
 	FILE *log = tmpfile();
 	int had = dup(STDERR_FILENO);
 	log_set_level("debug");
 	dup2(fileno(log), STDERR_FILENO);
-	pair_open(base, &a, &b, "logged", &oa, &ob);
+	pair_open_faulty(base, &a, &b, "logged", &oa,
+	                 "type=KV_GRANT:dir=in:nth=2:delay=100%:5ms "
+	                 "type=KV_DENY:dir=in:nth=3:late=100%:6ms",
+	                 &oa, "type=KV_GRANT:dir=out:nth=1:delay=100%:7ms");
 	until_up(&a, &b);
 	for (int i = 0; i < 3; i++)
 		ck_assert(say_type(&b, MSG_KV_GRANT) == 0 && say_type(&b, MSG_KV_DENY) == 0);

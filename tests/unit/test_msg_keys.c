@@ -200,7 +200,7 @@ static void links_prepare(int known)
 	keys_a = open_keys(server_keys, "router-1");
 	keys_b = open_keys(client_keys, "decode-1");
 	snprintf(listen_at, sizeof listen_at, "tcp://127.0.0.1:%d", free_port());
-	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_opts o = pair_opts(0);
 	o.silence_us = 2000000;
 	a = (struct side){.name = "router-1", .epoch = 1000, .opts = o};
 	a.opts.program = "pdrouterd";
@@ -294,7 +294,7 @@ TEST_LOOP(a_cut_ends_the_connection, 0, 2)
 	dns_start(&dns, base);
 	dns_add(&dns, "router.test", T_A, "127.0.0.1", 0);
 	b.opts.dns_servers = dns.servers;
-	b.opts.fault = "type=KV_DENY:dir=out:nth=1:cut=100%";
+	b.fault = "type=KV_DENY:dir=out:nth=1:cut=100%";
 	if (_i)
 		snprintf(b.to, sizeof b.to, "router-1@tcp://router.test%s", strrchr(listen_at, ':'));
 	side_start(base, &b);
@@ -587,7 +587,7 @@ TEST(what_cannot_be_connected_to)
 	ck_assert_ptr_nonnull(p);
 	ck_assert_str_eq(peer_expected(p), "");
 	ck_assert_str_eq(peer_endpoint(p), "ipc:///tmp/a@b/none.ipc");
-	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_opts o = pair_opts(0);
 	struct side c = {.name = "decode-3", .epoch = 3000, .opts = o};
 	side_start(base, &c);
 	ck_assert_ptr_null(chan_connect(c.c, listen_at, "router-1", 1));

@@ -16,7 +16,7 @@ TEST(numbers_from_nowhere)
 	struct chan_counts counts;
 	Pds__Ack ack = PDS__ACK__INIT;
 	Pds__Peers peers = PDS__PEERS__INIT;
-	with_rogue(&a, &g, pair_opts(0, NULL), 0);
+	with_rogue(&a, &g, pair_opts(0), 0);
 	for (int i = 0; i < 10; i++)
 		ck_assert_int_eq(say_type(&a, MSG_KV_DENY), 0);
 	static const uint64_t numbers[] = {11, 1000, UINT64_MAX, UINT64_MAX - 1, 1ull << 63};
@@ -59,7 +59,7 @@ TEST(never_acknowledges)
 	struct side a;
 	struct rogue g;
 	Pds__Heartbeat hb = PDS__HEARTBEAT__INIT;
-	struct chan_opts o = pair_opts(40000, NULL);
+	struct chan_opts o = pair_opts(40000);
 	o.silence_us = 400000;
 	o.window_messages = 64;
 	with_rogue(&a, &g, o, 0);
@@ -83,7 +83,7 @@ TEST(hello_storm)
 	struct side a;
 	struct rogue g;
 	struct chan_counts counts;
-	with_rogue(&a, &g, pair_opts(0, NULL), 1);
+	with_rogue(&a, &g, pair_opts(0), 1);
 	pump_ms(base, 500);
 	chan_counts(a.c, &counts);
 	/* it bears 1 ms of silence: a beat each 20 ms all the same */
@@ -121,7 +121,7 @@ TEST(hello_again_and_late)
 	struct rogue g;
 	Pds__Hello h = PDS__HELLO__INIT;
 	Pds__Peers peers = PDS__PEERS__INIT;
-	with_rogue(&a, &g, pair_opts(0, NULL), 0);
+	with_rogue(&a, &g, pair_opts(0), 0);
 	rogue_send(&g, "rogue", MSG_PEERS, 1, 0, &peers.base);
 	for (int i = 0; i < 5; i++)
 		say_type(&a, MSG_KV_DENY);
@@ -170,7 +170,7 @@ TEST(hello_without_a_link_acknowledges_nothing)
 	struct side a;
 	struct rogue g;
 	Pds__Hello h = PDS__HELLO__INIT;
-	with_rogue(&a, &g, pair_opts(5000000, NULL), 0);
+	with_rogue(&a, &g, pair_opts(5000000), 0);
 	for (int i = 0; i < 5; i++)
 		say_type(&a, MSG_KV_DENY);
 	pump_ms(base, 30);
@@ -194,7 +194,7 @@ TEST(hellos_that_have_queued)
 {
 	struct side a;
 	struct rogue g;
-	with_rogue(&a, &g, pair_opts(5000000, NULL), 0);
+	with_rogue(&a, &g, pair_opts(5000000), 0);
 	for (int i = 0; i < 5; i++)
 		say_type(&a, MSG_KV_DENY);
 	pump_ms(base, 30);
@@ -273,7 +273,7 @@ static int count_ctl(void *arg, struct chan_asked *asked, const struct process_o
 /* Commands are taken from who connects to us (pdctl), not from a daemon that we connected to. */
 TEST(commands_from_whom_we_connected_to)
 {
-	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_opts o = pair_opts(0);
 	struct chan_hooks h = {.ctl = count_ctl};
 	struct chan *c;
 	struct err err = {0};
@@ -312,7 +312,7 @@ TEST(restarted_peer_is_admitted_at_once)
 {
 	struct side a;
 	struct rogue g, next;
-	with_rogue(&a, &g, pair_opts(0, NULL), 0);
+	with_rogue(&a, &g, pair_opts(0), 0);
 	rogue_open(&next, endpoint);
 	next.epoch = g.epoch + 1;
 	rogue_hello(&next, "rogue", 1, 0);

@@ -4,8 +4,10 @@
 #include "msg/process.h"
 #include "msg_rogue.h"
 #include "skip.h"
+#include "util/version.h"
 
 #include <grp.h>
+#include <pthread.h>
 #include <sys/wait.h>
 
 #define PATIENCE_US 30000000u
@@ -167,7 +169,7 @@ TEST_CASE("strangers", .timeout_s = 120, .setup = base_setup, .teardown = base_t
 TEST(a_link_is_not_taken_over)
 {
 	struct side a, b;
-	open_pair(&a, &b, pair_opts(0, NULL));
+	open_pair(&a, &b, pair_opts(0));
 	ck_assert_uint_eq(b.epoch, 2001);
 	ck_assert_int_eq(in_another_process("take_over"), 0);
 	ck_assert_uint_eq(a.downs + b.downs, 0);
@@ -182,7 +184,7 @@ TEST(a_silent_link_is_not_taken_over)
 {
 	struct side a;
 	struct rogue g;
-	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_opts o = pair_opts(0);
 	o.silence_us = 8000000;
 	with_rogue(&a, &g, o, 0);
 	for (uint64_t from = clock_us(); clock_us() - from < o.silence_us / 2;)
@@ -213,7 +215,7 @@ static int speak_on(void)
 
 TEST(a_link_is_not_continued_by_another_process)
 {
-	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
+	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0)};
 	struct rogue g;
 	struct chan_counts counts;
 	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
@@ -263,7 +265,7 @@ static int name_another_host(void)
 
 TEST(a_process_is_what_the_kernel_says)
 {
-	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
+	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0)};
 	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
 	side_start(base, &a);
 	ck_assert_int_eq(in_another_process("name_another_host"), 0);
@@ -284,7 +286,7 @@ static int as_another_user(void)
 
 TEST(another_user_is_no_daemon_of_ours)
 {
-	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
+	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0)};
 	/* no file, so no permissions */
 	snprintf(endpoint, sizeof endpoint, "ipc://@pdserve-test-%d", (int)getpid());
 	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
@@ -299,7 +301,7 @@ TEST(another_user_is_no_daemon_of_ours)
 
 TEST(another_version_is_told)
 {
-	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
+	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0)};
 	struct rogue g;
 	char want[80];
 	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
@@ -318,7 +320,7 @@ TEST(another_version_is_told)
 /* The one that connects hears it as well, from a WELCOME that it cannot take. */
 TEST(another_version_is_heard)
 {
-	struct side b = {.name = "dials", .epoch = 2000, .opts = pair_opts(0, NULL)};
+	struct side b = {.name = "dials", .epoch = 2000, .opts = pair_opts(0)};
 	struct rogue g = {.ctx = zmq_ctx_new(), .epoch = 77, .version = PROTOCOL_VERSION + 7};
 	Pds__Welcome w = PDS__WELCOME__INIT;
 	unsigned char rid[64], rest[4096];
@@ -385,17 +387,18 @@ static int say_events(struct side *s, uint64_t nth, size_t n)
 }
 
 /* A side that hears KV_EVENTS, and one that says them. */
-static void open_listener(struct chan **c, struct side *b, struct chan_opts o)
+static void open_listener(struct chan **c, struct side *b, struct chan_opts o, const char *fault)
 {
 	struct chan_hooks h = {.message = hear_events};
 	struct err err = {0};
 	n_heard = 0;
-	*b = (struct side){.name = "dials", .epoch = 2000, .opts = o};
+	*b = (struct side){.name = "dials", .epoch = 2000, .opts = o, .fault = fault};
 	snprintf(b->to, sizeof b->to, "%s", endpoint);
 	o.program = "test";
 	o.name = "listener";
 	o.epoch = 1000;
 	o.bind = endpoint;
+	fault_next(fault);
 	ck_assert_int_eq(chan_new(base, &o, &h, c, &err), 0);
 	side_start(base, b);
 	for (uint64_t end = clock_us() + PATIENCE_US; !b->p; pump_ms(base, 2))
@@ -419,9 +422,9 @@ TEST_LOOP(long_bodies_arrive_whole, 0, 5)
 	                                     "seed=7 dir=in:delay=50%:1-3ms drop=5%", "seed=8 cut=2%"};
 	struct chan *a;
 	struct side b;
-	struct chan_opts o = pair_opts(20000, faults[_i]);
+	struct chan_opts o = pair_opts(20000);
 	o.window_bytes = 8u << 20;
-	open_listener(&a, &b, o);
+	open_listener(&a, &b, o, faults[_i]);
 	for (size_t i = 0; i < N_LENGTHS; i++)
 		ck_assert_int_eq(say_events(&b, i + 1, lengths[i]), 0);
 	hear(N_LENGTHS);
@@ -437,12 +440,12 @@ TEST(too_long_fails_alone)
 {
 	struct chan *a;
 	struct side b;
-	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_opts o = pair_opts(0);
 	Pds__Renew renew = PDS__RENEW__INIT;
 	Pds__Grant grant = PDS__GRANT__INIT;
 	struct msg_head head = {.req = {1, 1}, .attempt = 1};
 	o.window_bytes = 600000;
-	open_listener(&a, &b, o);
+	open_listener(&a, &b, o, NULL);
 	/* message_bytes_max is 1 MiB */
 	ck_assert_int_eq(say_events(&b, 1, (1 << 20) / 8 + 1), ERR_INVALID);
 	ck_assert_int_eq(say_events(&b, 1, 600000 / 8 + 1), ERR_FULL);
@@ -504,7 +507,7 @@ TEST(a_bad_body_costs_itself)
 	struct side a;
 	struct rogue g;
 	struct chan_counts counts;
-	with_rogue(&a, &g, pair_opts(0, NULL), 0);
+	with_rogue(&a, &g, pair_opts(0), 0);
 	size_t len, at = 0;
 	uint64_t seq = 3;
 	unsigned char *much = pack_events(200000, &len); /* 1.6 MB, allowed 1 MiB */
@@ -529,7 +532,7 @@ TEST(a_frame_too_long_is_cut_off)
 {
 	struct side a;
 	struct rogue g;
-	with_rogue(&a, &g, pair_opts(0, NULL), 0);
+	with_rogue(&a, &g, pair_opts(0), 0);
 	size_t len;
 	unsigned char *much = pack_events(500000, &len);
 	send_part(&g, 1, 0, much, len);
@@ -549,7 +552,7 @@ TEST(a_frame_too_long_is_cut_off)
 
 TEST(connections_have_a_limit)
 {
-	struct side b = {.name = "dials", .epoch = 2000, .opts = pair_opts(0, NULL)};
+	struct side b = {.name = "dials", .epoch = 2000, .opts = pair_opts(0)};
 	side_start(base, &b);
 	for (int i = 0; i < 4; i++)
 		ck_assert_ptr_nonnull(chan_connect(b.c, endpoint, NULL, 1));
@@ -613,12 +616,174 @@ static int read_answer(struct rogue *g)
 	return code;
 }
 
+/* A question of another protocol is answered in the form that all of them have; nothing is done. */
+TEST(question_of_another_version)
+{
+	struct chan_hooks h = {.ctl = answer_at_length};
+	struct chan_opts o = pair_opts(0);
+	struct err err = {0};
+	struct rogue g;
+	struct chan *c;
+	Pds__CtlRequest q = PDS__CTL_REQUEST__INIT;
+	unsigned char head[512], body[512];
+	char want[160];
+	int n;
+	o.program = "test";
+	o.name = "bound";
+	o.epoch = 1000;
+	o.bind = endpoint;
+	ck_assert_int_eq(chan_new(base, &o, &h, &c, &err), 0);
+	rogue_open(&g, endpoint);
+	g.version = PROTOCOL_VERSION + 7;
+	q.command = (char *)"stop";
+	n_asked = 0;
+	rogue_send(&g, "pdctl", MSG_CTL_REQUEST, 0, 0, &q.base);
+	for (uint64_t end = clock_us() + PATIENCE_US;
+	     (n = zmq_recv(g.z, head, sizeof head, ZMQ_DONTWAIT)) < 0; pump_ms(base, 1))
+		ck_assert(clock_us() < end);
+	Pds__Envelope *e = pds__envelope__unpack(NULL, (size_t)n, head);
+	n = zmq_recv(g.z, body, sizeof body, 0);
+	Pds__CtlReply *a = pds__ctl_reply__unpack(NULL, (size_t)n, body);
+	ck_assert(e && a);
+	ck_assert_uint_eq(e->version, PROTOCOL_VERSION);
+	ck_assert_uint_eq(e->type, MSG_CTL_REPLY);
+	ck_assert_int_eq(a->code, ERR_UNSUPPORTED);
+	snprintf(want, sizeof want, "runs protocol %u (version %s), this pdctl speaks %u",
+	         PROTOCOL_VERSION, build_version(), g.version);
+	ck_assert_str_eq(a->text, want);
+	ck_assert_uint_eq(n_asked, 0);
+	pds__envelope__free_unpacked(e, NULL);
+	pds__ctl_reply__free_unpacked(a, NULL);
+	rogue_close(&g);
+	chan_destroy(&c);
+}
+
+/* What a daemon of another protocol answers to each message, NULL: nothing. */
+struct other_daemon {
+	const char *to_question, *to_hello;
+	int code;
+	const char *want; /* what pdctl says */
+	uint32_t version;
+	const char *late; /* its answer to the question, after the HELLO */
+};
+
+static void *ask_other_daemon(void *arg)
+{
+	struct err err = {0};
+	char *text = NULL;
+	(void)arg;
+	uint64_t begun = clock_us();
+	int r = chan_ask(endpoint, NULL, "stop", NULL, 0, 500000, &text, &err);
+	ck_assert_uint_lt(clock_us() - begun, 600000);
+	char *out = mem_printf("%d %s", r, err.text);
+	free(text);
+	return out;
+}
+
+/* Plays the daemon until the asking thread has its answer. */
+static void play_other_daemon(struct rogue *g, const struct other_daemon *d)
+{
+	for (int i = 0; i < 2; i++) {
+		unsigned char rid[64], head[512], rest[512];
+		int n = zmq_recv(g->z, rid, sizeof rid, 0);
+		Pds__Envelope *e = pds__envelope__unpack(NULL, (size_t)zmq_recv(g->z, head, sizeof head, 0),
+		                                         head);
+		zmq_recv(g->z, rest, sizeof rest, 0);
+		ck_assert_uint_eq(e->type, i ? MSG_HELLO : MSG_CTL_REQUEST);
+		pds__envelope__free_unpacked(e, NULL);
+		Pds__CtlReply a = PDS__CTL_REPLY__INIT;
+		Pds__Welcome w = PDS__WELCOME__INIT;
+		a.code = d->code;
+		a.text = (char *)d->to_question;
+		w.refused = 1;
+		w.reason = (char *)d->to_hello;
+		if (i ? d->to_hello : d->to_question) {
+			zmq_send(g->z, rid, (size_t)n, ZMQ_SNDMORE);
+			rogue_send(g, "other", i ? MSG_WELCOME : MSG_CTL_REPLY, 0, 0, i ? &w.base : &a.base);
+		}
+		if (i && d->late) {
+			a.text = (char *)d->late;
+			zmq_send(g->z, rid, (size_t)n, ZMQ_SNDMORE);
+			rogue_send(g, "other", MSG_CTL_REPLY, 0, 0, &a.base);
+		}
+		if (d->to_question)
+			return;
+	}
+}
+
+TEST(pdctl_asks_another_version)
+{
+	static const struct other_daemon rows[] = {
+		{"runs protocol 12 (version 1.2.0)", NULL, ERR_UNSUPPORTED,
+	     "-9 runs protocol 12 (version 1.2.0)", .version = 12},
+		{"{}", NULL, 0, "-9 {}", .version = 12}, /* whatever it says, it is no answer */
+		{NULL, "pdctl speaks another version", 0, "-9 runs protocol 12, this pdctl speaks ",
+	     .version = 12},
+		{NULL, NULL, 0, "-7 no answer from ", .version = 12},
+		{NULL, "pdctl has no links", 0, "-7 no answer from ", .version = PROTOCOL_VERSION},
+		{NULL, "pdctl has no links", 0, "0 ", .version = PROTOCOL_VERSION, .late = "{}"}};
+	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+		struct rogue g = {.ctx = zmq_ctx_new(), .epoch = 77, .version = rows[i].version};
+		int zero = 0;
+		pthread_t t;
+		void *said;
+		g.z = zmq_socket(g.ctx, ZMQ_ROUTER);
+		zmq_setsockopt(g.z, ZMQ_LINGER, &zero, sizeof zero);
+		ck_assert_int_eq(zmq_bind(g.z, endpoint), 0);
+		ck_assert_int_eq(pthread_create(&t, NULL, ask_other_daemon, NULL), 0);
+		play_other_daemon(&g, &rows[i]);
+		pthread_join(t, &said);
+		ck_assert_msg(strncmp(said, rows[i].want, strlen(rows[i].want)) == 0, "%s", (char *)said);
+		free(said);
+		rogue_close(&g);
+	}
+}
+
+/* pdctl says HELLO to learn the protocol: that is no peer, and nothing to log or count. */
+TEST(hello_of_pdctl)
+{
+	struct chan_hooks h = {.ctl = answer_at_length};
+	struct chan_opts o = pair_opts(0);
+	struct chan_counts n = {0};
+	struct err err = {0};
+	struct rogue g;
+	struct chan *c;
+	Pds__Hello q = PDS__HELLO__INIT;
+	unsigned char head[512], body[512];
+	int len;
+	o.program = "test";
+	o.name = "bound";
+	o.epoch = 1000;
+	o.bind = endpoint;
+	ck_assert_int_eq(chan_new(base, &o, &h, &c, &err), 0);
+	rogue_open(&g, endpoint);
+	q.program = (char *)"pdctl";
+	rogue_send(&g, "pdctl", MSG_HELLO, 0, 0, &q.base);
+	for (uint64_t end = clock_us() + PATIENCE_US;
+	     (len = zmq_recv(g.z, head, sizeof head, ZMQ_DONTWAIT)) < 0; pump_ms(base, 1))
+		ck_assert(clock_us() < end);
+	Pds__Envelope *e = pds__envelope__unpack(NULL, (size_t)len, head);
+	len = zmq_recv(g.z, body, sizeof body, 0);
+	Pds__Welcome *w = pds__welcome__unpack(NULL, (size_t)len, body);
+	ck_assert(e && w);
+	ck_assert_uint_eq(e->version, PROTOCOL_VERSION);
+	ck_assert_uint_eq(e->type, MSG_WELCOME);
+	ck_assert_int_eq(w->refused, 1);
+	chan_counts(c, &n);
+	ck_assert_uint_eq(n.hellos_refused, 0);
+	ck_assert_ptr_null(chan_next(c, NULL));
+	pds__envelope__free_unpacked(e, NULL);
+	pds__welcome__free_unpacked(w, NULL);
+	rogue_close(&g);
+	chan_destroy(&c);
+}
+
 /* Who asks and does not read costs a bounded number of bytes; when it has read it is answered
  * again. */
 TEST(answers_that_nobody_reads_are_bounded)
 {
 	struct chan_hooks h = {.ctl = answer_at_length};
-	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_opts o = pair_opts(0);
 	struct chan_counts n = {0};
 	struct err err = {0};
 	struct rogue g = {.ctx = zmq_ctx_new(), .epoch = 77, .version = PROTOCOL_VERSION};

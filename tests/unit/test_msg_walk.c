@@ -113,7 +113,7 @@ static void open_walk(struct walk *w, uint64_t seed)
 		 * end */
 		snprintf(w->fault[i], sizeof w->fault[i], forms[draw(w, sizeof forms / sizeof *forms)],
 		         draw(w, 1u << 30), 1 + draw(w, 10), 1 + draw(w, 10));
-		o[i] = pair_opts(8000, w->fault[i]);
+		o[i] = pair_opts(8000);
 		o[i].window_messages = draw(w, 2) ? 16 : 256;
 		if (w->restarts)
 			/* half of it is how long the name of a life whose goodbye was lost stays taken */
@@ -121,7 +121,7 @@ static void open_walk(struct walk *w, uint64_t seed)
 	}
 	char id[32];
 	snprintf(id, sizeof id, "w%llu", (unsigned long long)seed);
-	pair_open(base, &w->a, &w->b, id, &o[0], &o[1]);
+	pair_open_faulty(base, &w->a, &w->b, id, &o[0], w->fault[0], &o[1], w->fault[1]);
 	w->next = event_new(base, -1, 0, on_step, w);
 	event_add(w->next, &(struct timeval){.tv_usec = 5000});
 }

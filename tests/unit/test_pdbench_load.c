@@ -1,6 +1,7 @@
 /* test_pdbench_load.c - whole runs of pdbench against a scripted server that answers, fast or slow
  * and in every form that is allowed: what is measured. Servers that fail: test_pdbench_broken.c. */
 #include "pdbench_run.h"
+#include "skip.h"
 
 #include <math.h>
 
@@ -359,6 +360,8 @@ static int check_headers(struct request *q)
 
 TEST(headers_and_members)
 {
+	if (!localhost_resolves())
+		SKIP(SKIP_NO_LOCALHOST);
 	struct server *s = server_new(check_headers, NULL);
 	struct outcome_of b;
 	char text[64], *argv[] = {(char *)(uintptr_t) "pdbench",

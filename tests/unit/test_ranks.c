@@ -1,10 +1,12 @@
-/* test_ranks.c - tensor parallel: ranks compute the bits of one process, and one that ends, stops
- * or cannot open never hangs the others. Needs build*\/bin/pdrank. With PD_MODEL set to the
- * SmolLM2 file its 3 KV heads are shared out over 2 and 3 ranks as well. */
+/* test_ranks.c - tensor and pipeline parallel: ranks and stages compute the bits of one process,
+ * and one that ends, stops or cannot open never hangs the others. Needs build*\/bin/pdrank. With
+ * PD_MODEL set to the SmolLM2 file its 3 KV heads are shared out over 2 and 3 ranks as well, and
+ * its layers over 4 stages. */
 /* run: threads */
 #include "engine/engine_impl.h"
 #include "format/safetensors.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/operands.h"
 #include "children.h"
 #include "skip.h"
 #include "tempdir.h"
@@ -21,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,8 +33,10 @@ enum { BLOCKS = 48, BLOCK = 16, ROWS = 64, TOKENS = 110 };
 
 struct rig {
 	struct engine *e;
-	unsigned char *pool;
+	unsigned char *pool; /* without stages */
 	size_t bytes;
+	struct kv_data data; /* of the stages' parts, as other processes map them */
+	unsigned char *part[KERN_PARTS_MAX];
 };
 
 static enum kern_dtype activations;
@@ -50,16 +55,41 @@ static struct engine_opts options(const char *model, enum kv_type kv, unsigned t
 	                            .max_spans = 8};
 }
 
+static size_t part_bytes(const struct rig *r, uint32_t part)
+{
+	const struct kv_layout *l = &engine_info(r->e)->kv;
+	return kv_part_offset(l, BLOCKS, part, kv_data_parts(&r->data), l->layers, 0);
+}
+
+/* NaN: what is read before it is written shows */
+static void spoil_pool(const struct rig *r)
+{
+	if (r->pool)
+		memset(r->pool, 0xff, r->bytes);
+	for (uint32_t i = 0; i < r->data.parts; i++)
+		memset(r->part[i], 0xff, part_bytes(r, i));
+}
+
 static struct rig rig_open_with(const struct engine_opts *with)
 {
-	struct rig r;
+	struct rig r = {0};
 	struct engine_opts o = *with;
 	struct err err = {0};
+	o.pool_shared = o.pp > 1;
 	ck_assert_msg(engine_open(&o, &r.e, &err) == 0, "engine_open: %s", err.text);
 	r.bytes = engine_info(r.e)->kv.block_bytes * BLOCKS;
-	ck_assert_msg(engine_new_pool(r.e, BLOCKS, NULL, &err) == 0, "engine_new_pool: %s", err.text);
-	r.pool = engine_pool(r.e)->host;
-	memset(r.pool, 0xff, r.bytes); /* NaN: what is read before it is written shows */
+	ck_assert_msg(engine_new_pool(r.e, BLOCKS, o.pp > 1 ? &r.data : NULL, &err) == 0,
+	              "engine_new_pool: %s", err.text);
+	if (o.pp <= 1)
+		r.pool = engine_pool(r.e)->host;
+	else
+		ck_assert_uint_eq(r.data.parts, o.pp);
+	for (uint32_t i = 0; i < r.data.parts; i++) {
+		r.part[i] = mmap(NULL, part_bytes(&r, i), PROT_READ | PROT_WRITE, MAP_SHARED, r.data.fd[i],
+		                 0);
+		ck_assert_ptr_ne(r.part[i], MAP_FAILED);
+	}
+	spoil_pool(&r);
 	return r;
 }
 
@@ -71,7 +101,24 @@ static struct rig rig_open(const char *model, enum kv_type kv, unsigned tp)
 
 static void rig_close(struct rig *r)
 {
+	for (uint32_t i = 0; i < r->data.parts; i++)
+		munmap(r->part[i], part_bytes(r, i));
+	kv_data_close(&r->data);
 	engine_close(&r->e);
+}
+
+/* Whether the pool of one process has the bytes of one that may be divided. */
+static int same_pool(const struct rig *one, const struct rig *many)
+{
+	uint32_t part;
+	uint64_t there, n;
+	for (uint64_t at = 0; many->data.parts && at < one->bytes; at += n) {
+		n = kv_part_find(&engine_info(many->e)->kv, BLOCKS, kv_data_parts(&many->data), at, &part,
+		                 &there);
+		if (memcmp(one->pool + at, many->part[part] + there, n) != 0)
+			return 0;
+	}
+	return many->data.parts || memcmp(one->pool, many->pool, one->bytes) == 0;
 }
 
 static void some_ids(uint32_t *ids, uint32_t n, uint32_t seed)
@@ -213,50 +260,112 @@ static void make_two_kv_heads(char folder[TEST_FOLDER_BYTES])
 	buf_fini(&file);
 }
 
-static const struct {
+struct division {
 	const char *model;
 	enum kv_type kv;
 	unsigned tp;
 	enum kern_dtype activations;
-} same[] = {
-	{GOLDEN "llama", KV_BF16, 2, KERN_F32},
-	{GOLDEN "llama-tied", KV_F32, 2, KERN_F32},
-	{GOLDEN "llama-tied", KV_F16, 3, KERN_F32},
-	{GOLDEN "llama-tied", KV_INT8, 2, KERN_F32},
-	{GOLDEN "mistral", KV_BF16, 2, KERN_F32},
-	{GOLDEN "qwen2", KV_BF16, 2, KERN_F32},
-	{GOLDEN "qwen3", KV_F32, 2, KERN_F32},
-	{GOLDEN "ernie4_5", KV_BF16, 2, KERN_F32},
-	{GOLDEN "qwen3_moe", KV_BF16, 2, KERN_F32},
-	{GOLDEN "ernie4_5_moe", KV_F32, 2, KERN_F32},
-	{GOLDEN "glm4_moe", KV_F16, 2, KERN_F32},
-	{TWO_KV_HEADS, KV_BF16, 2, KERN_F32},
-	{GOLDEN "granite", KV_BF16, 2, KERN_F32},
-	{GOLDEN "phi3", KV_BF16, 2, KERN_F32},
-	{GOLDEN "gpt_oss", KV_BF16, 2, KERN_F32},
-	{GOLDEN "qwen3-fp8", KV_F32, 2, KERN_F32},
-	{GOLDEN "llama-fp8", KV_BF16, 2, KERN_F32},
-	{NULL, KV_BF16, 2, KERN_F32},
-	{NULL, KV_BF16, 3, KERN_F32},
-	{GOLDEN "llama-tied", KV_BF16, 2, KERN_BF16},
+	unsigned pp;
+};
+
+static const struct division same[] = {
+	{GOLDEN "llama", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "llama-tied", KV_F32, 2, KERN_F32, 1},
+	{GOLDEN "llama-tied", KV_F16, 3, KERN_F32, 1},
+	{GOLDEN "llama-tied", KV_INT8, 2, KERN_F32, 1},
+	{GOLDEN "mistral", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "qwen2", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "qwen3", KV_F32, 2, KERN_F32, 1},
+	{GOLDEN "ernie4_5", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "qwen3_moe", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "ernie4_5_moe", KV_F32, 2, KERN_F32, 1},
+	{GOLDEN "glm4_moe", KV_F16, 2, KERN_F32, 1},
+	{TWO_KV_HEADS, KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "granite", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "phi3", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "gpt_oss", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "qwen3-fp8", KV_F32, 2, KERN_F32, 1},
+	{GOLDEN "llama-fp8", KV_BF16, 2, KERN_F32, 1},
+	{NULL, KV_BF16, 2, KERN_F32, 1},
+	{NULL, KV_BF16, 3, KERN_F32, 1},
+	{GOLDEN "llama-tied", KV_BF16, 2, KERN_BF16, 1},
+	/* one latent, on every rank */
+	{GOLDEN "deepseek_v3", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "deepseek_v3", KV_F32, 4, KERN_F32, 1},
+	{GOLDEN "deepseek_v3", KV_INT8, 3, KERN_F32, 1},
+	{GOLDEN "deepseek_v3/model.gguf", KV_F16, 4, KERN_F32, 1},
+	{GOLDEN "deepseek_v3-fp8", KV_BF16, 4, KERN_BF16, 1},
+	/* a KV head on several ranks, which divide its query heads, also unequally */
+	{GOLDEN "gemma3", KV_BF16, 4, KERN_F32, 1},
+	{GOLDEN "gemma3", KV_F32, 3, KERN_F32, 1},
+	{GOLDEN "qwen3_moe", KV_FP8, 4, KERN_F32, 1},
+	{GOLDEN "gpt_oss", KV_BF16, 4, KERN_F32, 1},
+	{GOLDEN "llama", KV_BF16, 4, KERN_F32, 1},
+	{GOLDEN "llama", KV_INT8, 6, KERN_F32, 1},
+	/* stages, with one rank each and with several */
+	{GOLDEN "llama", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "llama-tied", KV_F32, 1, KERN_F32, 3},
+	{GOLDEN "llama-tied", KV_BF16, 1, KERN_BF16, 2},
+	{GOLDEN "mistral", KV_F16, 1, KERN_F32, 2},
+	{GOLDEN "qwen2", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "qwen2-yarn", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "qwen3", KV_INT8, 1, KERN_F32, 2},
+	{GOLDEN "qwen3_moe", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "qwen3-fp8", KV_F32, 1, KERN_F32, 2},
+	{GOLDEN "ernie4_5", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "ernie4_5_moe", KV_F32, 1, KERN_F32, 2},
+	{GOLDEN "glm4_moe", KV_F16, 1, KERN_F32, 2},
+	{GOLDEN "gemma3", KV_BF16, 1, KERN_F32, 3},
+	{GOLDEN "granite", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "phi3", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "phi3-longrope", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "gpt_oss", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "deepseek_v3", KV_BF16, 1, KERN_F32, 2},
+	{GOLDEN "deepseek_v3-fp8", KV_FP8, 1, KERN_BF16, 2},
+	{GOLDEN "llama", KV_BF16, 2, KERN_F32, 2},
+	{GOLDEN "llama", KV_FP8, 4, KERN_F32, 2},
+	{GOLDEN "gemma3", KV_F32, 3, KERN_F32, 2},
+	{GOLDEN "qwen3_moe", KV_INT8, 2, KERN_F32, 2},
+	{GOLDEN "gpt_oss", KV_BF16, 2, KERN_F32, 2},
+	{GOLDEN "glm4_moe", KV_BF16, 2, KERN_F32, 2},
+	{GOLDEN "deepseek_v3", KV_BF16, 2, KERN_F32, 2},
+	{NULL, KV_BF16, 3, KERN_F32, 4},
+};
+
+/* Whole experts on each rank; with a shared expert, biases, dense layers. */
+static const struct division whole[] = {
+	{GOLDEN "qwen3_moe", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "qwen3_moe", KV_F32, 4, KERN_F32, 1},
+	{GOLDEN "ernie4_5_moe", KV_F32, 2, KERN_F32, 1},
+	{GOLDEN "glm4_moe", KV_F16, 2, KERN_F32, 1},
+	{GOLDEN "gpt_oss", KV_BF16, 4, KERN_F32, 1},
+	{GOLDEN "deepseek_v3", KV_BF16, 2, KERN_F32, 1},
+	{GOLDEN "deepseek_v3", KV_INT8, 3, KERN_F32, 1},
+	{GOLDEN "deepseek_v3/model.gguf", KV_F16, 4, KERN_F32, 1},
+	{GOLDEN "deepseek_v3-fp8", KV_BF16, 3, KERN_BF16, 1},
+	{GOLDEN "qwen3_moe", KV_BF16, 2, KERN_F32, 2},
+	{GOLDEN "gpt_oss", KV_F32, 2, KERN_F32, 2},
+	{GOLDEN "deepseek_v3", KV_BF16, 3, KERN_F32, 3},
 };
 
 TEST_CASE("bits", .timeout_s = 120);
 
-/* Every logit and every byte of KV, whatever the number of ranks. */
-TEST_LOOP(bits_of_one_process, 0, sizeof same / sizeof *same)
+/* Every logit and every byte of KV, whatever the number of ranks and stages. */
+static void expect_bits_of_one_process(const struct division *d, int expert_parallel)
 {
 	char made[TEST_FOLDER_BYTES];
-	const char *model = same[_i].model ? same[_i].model : real_model();
+	const char *model = d->model ? d->model : real_model();
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
 	if (strcmp(model, TWO_KV_HEADS) == 0) {
 		make_two_kv_heads(made);
 		model = made;
 	}
-	activations = same[_i].activations;
-	struct rig one = rig_open(model, same[_i].kv, 1),
-			   many = rig_open(model, same[_i].kv, same[_i].tp);
+	activations = d->activations;
+	struct engine_opts o = options(model, d->kv, d->tp);
+	o.pp = d->pp;
+	o.expert_parallel = expert_parallel;
+	struct rig one = rig_open(model, d->kv, 1), many = rig_open_with(&o);
 	ck_assert_str_eq(engine_info(one.e)->numerics, engine_info(many.e)->numerics);
 	ck_assert_uint_eq(engine_info(one.e)->weight_bytes, engine_info(many.e)->weight_bytes);
 	ck_assert_uint_eq(engine_info(one.e)->params, engine_info(many.e)->params);
@@ -266,13 +375,23 @@ TEST_LOOP(bits_of_one_process, 0, sizeof same / sizeof *same)
 	ck_assert_uint_le(n, room);
 	ck_assert_uint_eq(story(&many, b), n);
 	ck_assert_msg(memcmp(a, b, n * sizeof *a) == 0,
-	              "logits of %u ranks are not those of one process", same[_i].tp);
-	ck_assert_msg(memcmp(one.pool, many.pool, one.bytes) == 0,
-	              "KV of %u ranks is not that of one process", same[_i].tp);
+	              "logits of %u ranks in %u stages are not those of one process", d->tp, o.pp);
+	ck_assert_msg(same_pool(&one, &many), "KV of %u ranks in %u stages is not that of one process",
+	              d->tp, o.pp);
 	free(a);
 	free(b);
 	rig_close(&one);
 	rig_close(&many);
+}
+
+TEST_LOOP(bits_of_one_process, 0, sizeof same / sizeof *same)
+{
+	expect_bits_of_one_process(&same[_i], 0);
+}
+
+TEST_LOOP(bits_with_whole_experts, 0, sizeof whole / sizeof *whole)
+{
+	expect_bits_of_one_process(&whole[_i], 1);
 }
 
 /* --- what is gathered: the CPU's ranks share memory and only meet, so that no bit tells whether
@@ -291,27 +410,15 @@ static int keep_ops(struct kern_device *dev, const struct kern_op *ops, size_t n
 	return KERN_EINVAL;
 }
 
-struct written {
-	struct kern_tensor y;
-	uint32_t columns;
-};
-
-/* What an operation writes; of several products none that is gathered. */
-static struct written written_by(const struct engine *e, const struct kern_op *op)
+/* What an operation writes; of several products the first. */
+static struct kern_operand written_by(const struct engine *e, const struct kern_op *op)
 {
-	switch (op->kind) {
-	case KERN_OP_EMBED: return (struct written){op->embed.y, op->embed.w->k};
-	case KERN_OP_MATMUL: return (struct written){op->matmul.p[0].y, op->matmul.p[0].w->n};
-	case KERN_OP_ATTENTION:
-		return (struct written){op->attention.out,
-		                        op->attention.heads * engine_att_width(&e->conf)};
-	case KERN_OP_ACT_MUL: return (struct written){op->act_mul.y, op->act_mul.dim};
-	case KERN_OP_EXPERTS_ACT:
-		return (struct written){op->experts_act.y, op->experts_act.experts.gate[0]->n};
-	case KERN_OP_EXPERTS_DOWN:
-		return (struct written){op->experts_down.y, op->experts_down.experts.down[0]->n};
-	default: return (struct written){.columns = 0};
-	}
+	struct kern_operands all;
+	kern_operands(op, &e->limits, &all);
+	for (uint32_t i = 0; i < all.n; i++)
+		if (all.of[i].access != KERN_READ && all.of[i].rows_each)
+			return all.of[i];
+	return (struct kern_operand){.columns = 0};
 }
 
 /* The last write before operation `at` that begins where the tensor does is rank 0's share of
@@ -319,73 +426,116 @@ static struct written written_by(const struct engine *e, const struct kern_op *o
 static void expect_written(const struct engine *e, const struct kern_gathered *g, size_t at,
                            unsigned ranks)
 {
-	struct written w = {.columns = 0};
+	struct kern_operand w = {.columns = 0};
 	while (at-- > 0 && recorded[at].kind != KERN_OP_GATHER) {
 		w = written_by(e, &recorded[at]);
-		if (w.columns && w.y.at.v == g->x.at.v)
+		if (w.columns && w.x.at.v == g->x.at.v)
 			break;
 		w.columns = 0;
 	}
 	ck_assert_msg(w.columns, "nothing wrote what is gathered");
-	ck_assert_uint_eq(w.y.ld, g->x.ld);
-	ck_assert_uint_eq(g->parts,
-	                  recorded[at].kind == KERN_OP_EXPERTS_ACT ? recorded[at].experts_act.used : 1);
+	ck_assert_uint_eq(w.x.ld, g->x.ld);
+	ck_assert_uint_eq(g->parts, w.rows_each);
 	ck_assert_uint_eq(w.columns, g->ids ? g->dim : kern_share(g->dim, g->unit, 1, ranks));
-	if (g->ids)
+	if (g->chosen.v) {
+		const struct kern_experts *x = &recorded[at].experts_down.experts;
+		ck_assert_uint_eq(recorded[at].kind, KERN_OP_EXPERTS_DOWN);
+		ck_assert_uint_eq(g->chosen.v, recorded[at].experts_down.ids.v);
+		ck_assert_uint_eq(g->ids, x->experts);
+		ck_assert_uint_eq(x->first, 0);
+		ck_assert_uint_eq(x->count, kern_share(g->ids, 1, 1, ranks));
+		ck_assert_uint_eq(g->unit, e->shard.hidden.unit);
+	} else if (g->ids)
 		ck_assert_uint_eq(recorded[at].embed.w->n, kern_share(g->ids, g->unit, 1, ranks));
 }
 
-TEST_LOOP(gathers_name_what_was_written, 0, 5)
+static const struct {
+	const char *model;
+	unsigned ranks;
+	int experts;
+} gathering[] = {{"llama", 2, 0},       {"qwen3_moe", 2, 0},   {"ernie4_5_moe", 2, 0},
+                 {"glm4_moe", 2, 0},    {"gpt_oss", 2, 0},     {"llama", 4, 0},
+                 {"deepseek_v3", 2, 0}, {"deepseek_v3", 2, 1}, {"gpt_oss", 4, 1}};
+
+TEST_LOOP(gathers_name_what_was_written, 0, sizeof gathering / sizeof *gathering)
 {
-	static const char *const model[] = {"llama", "qwen3_moe", "ernie4_5_moe", "glm4_moe",
-	                                    "gpt_oss"};
-	char *path = mem_printf(GOLDEN "%s", model[_i]);
-	struct rig r = rig_open(path, KV_BF16, 2);
+	unsigned ranks = gathering[_i].ranks;
+	char *path = mem_printf(GOLDEN "%s", gathering[_i].model);
+	struct engine_opts o = options(path, KV_BF16, ranks);
+	o.expert_parallel = gathering[_i].experts;
+	struct rig r = rig_open_with(&o);
 	const struct kern_ops *ops = r.e->ops;
 	struct kern_ops keeping = *ops;
 	struct err err;
-	unsigned gathers = 0;
+	unsigned gathers = 0, exchanges = 0;
 	keeping.program_new = keep_ops;
 	r.e->ops = &keeping;
 	ck_assert_int_ne(engine_record(r.e, &err), 0);
 	r.e->ops = ops;
 	for (size_t i = 0; i < recorded_ops; i++)
 		for (uint32_t t = 0; recorded[i].kind == KERN_OP_GATHER && t < recorded[i].gather.tensors;
-		     t++, gathers++)
-			expect_written(r.e, &recorded[i].gather.t[t], i, 2);
+		     t++, gathers++) {
+			expect_written(r.e, &recorded[i].gather.t[t], i, ranks);
+			exchanges += recorded[i].gather.t[t].chosen.v != 0;
+		}
 	ck_assert_uint_ge(gathers, 2 + 4 * r.e->conf.layers);
+	ck_assert_int_eq(exchanges > 0, o.expert_parallel);
 	rig_close(&r);
 	free(path);
 }
 
 struct watcher {
-	const unsigned char *pool, *want;
-	const struct kv_layout *kv;
+	const struct rig *rig;
+	unsigned char *want; /* (layers) block 0 of each; NULL: as it is */
 	uint64_t *board;
-	uint32_t calls;
+	uint32_t calls, layers; /* layers: told of so far */
 };
 
-/* Block 0 of the layer that is told of is there with all heads. */
+/* Block 0 of a layer, in a pool that ranks share. */
+static unsigned char *first_block(const struct rig *r, uint32_t layer)
+{
+	const struct kv_layout *l = &engine_info(r->e)->kv;
+	uint32_t part = 0;
+	uint64_t at = kv_piece_offset(l, BLOCKS, layer, 0);
+	if (r->pool)
+		return r->pool + at;
+	kv_part_find(l, BLOCKS, kv_data_parts(&r->data), at, &part, &at);
+	return r->part[part] + at;
+}
+
+/* Block 0 of each layer that is told of is there with all heads. */
 static void told(void *arg)
 {
 	struct watcher *w = arg;
-	uint32_t layer = w->calls++;
+	w->calls++;
 	if (!w->want)
 		return;
-	size_t at = kv_piece_offset(w->kv, BLOCKS, layer, 0);
-	ck_assert_uint_eq(w->board[layer], 9);
-	ck_assert_msg(memcmp(w->pool + at, w->want + at, w->kv->piece_bytes[layer]) == 0,
-	              "layer %u is told of before all ranks have written it", layer);
+	const struct kv_layout *l = &engine_info(w->rig->e)->kv;
+	uint32_t before = w->layers;
+	while (w->layers < l->layers && w->board[w->layers] == 9) {
+		uint32_t layer = w->layers++;
+		ck_assert_msg(memcmp(first_block(w->rig, layer), w->want + l->before_bytes[layer],
+		                     l->piece_bytes[layer]) == 0,
+		              "layer %u is told of before all ranks have written it", layer);
+	}
+	ck_assert_uint_gt(w->layers, before);
 }
 
-TEST(layers_are_told_when_all_have_written)
+/* One rank of each stage, and several. */
+static const struct {
+	unsigned pp, tp, calls; /* calls: a layer of stage 0 each, and the others together */
+} telling[] = {{1, 2, 3}, {2, 1, 2}, {2, 2, 2}, {3, 1, 2}};
+
+TEST_LOOP(layers_are_told_when_all_have_written, 0, sizeof telling / sizeof *telling)
 {
 	uint64_t board[8] = {0};
 	struct watcher w = {.board = board};
-	struct engine_opts o = options(GOLDEN "llama", KV_BF16, 2);
+	struct engine_opts o = options(GOLDEN "llama", KV_BF16, telling[_i].tp);
+	o.pp = telling[_i].pp;
 	o.progressed = told;
 	o.progressed_arg = &w;
 	struct rig r = rig_open_with(&o);
+	const struct kv_layout *l = &engine_info(r.e)->kv;
 	uint32_t ids[BLOCK], table[] = {0};
 	struct err err = {0};
 	some_ids(ids, BLOCK, 1);
@@ -397,14 +547,16 @@ TEST(layers_are_told_when_all_have_written)
 	                         .progress_stride = 1,
 	                         .progress_value = 9};
 	ck_assert_int_eq(step(&r, &sp, 1, &err), 0);
-	unsigned char *want = mem_alloc(r.bytes);
-	memcpy(want, r.pool, r.bytes);
+	unsigned char *want = mem_alloc(l->block_bytes);
+	for (uint32_t i = 0; i < l->layers; i++)
+		memcpy(want + l->before_bytes[i], first_block(&r, i), l->piece_bytes[i]);
 	for (int i = 0; i < 50; i++) {
-		memset(r.pool, 0xff, r.bytes);
+		spoil_pool(&r);
 		memset(board, 0, sizeof board);
-		w = (struct watcher){r.pool, want, &engine_info(r.e)->kv, board, 0};
+		w = (struct watcher){&r, want, board, 0, 0};
 		ck_assert_int_eq(engine_step(r.e, &sp, 1, &err), 0);
-		ck_assert_uint_eq(w.calls, engine_info(r.e)->layers);
+		ck_assert_uint_eq(w.calls, telling[_i].calls);
+		ck_assert_uint_eq(w.layers, l->layers);
 	}
 	free(want);
 	rig_close(&r);
@@ -421,11 +573,21 @@ static int decode_one(struct rig *r, struct err *err)
 
 TEST_CASE("ends", .timeout_s = 60);
 
+/* The other process of two is a rank of the same stage, a stage, or a rank with experts. */
+static struct rig rig_of_two(int how)
+{
+	struct engine_opts o = options(how == 2 ? GOLDEN "deepseek_v3" : GOLDEN "llama", KV_BF16,
+	                               how == 1 ? 1 : 2);
+	o.pp = how == 1 ? 2 : 1;
+	o.expert_parallel = how == 2;
+	return rig_open_with(&o);
+}
+
 /* A rank that is killed between steps: the next step says which, the one after it again, and
  * nothing is left of the others. */
-TEST(killed_rank)
+TEST_LOOP(killed_rank, 0, 3)
 {
-	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
+	struct rig r = rig_of_two(_i);
 	pid_t pid[CHILDREN_MAX];
 	struct err err = {0};
 	ck_assert_int_eq(decode_one(&r, &err), 0);
@@ -452,9 +614,9 @@ static void *kill_later(void *arg)
 }
 
 /* Killed while steps run: the step that notices ends with the reason; it does not hang. */
-TEST(killed_in_a_step)
+TEST_LOOP(killed_in_a_step, 0, 3)
 {
-	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
+	struct rig r = rig_of_two(_i);
 	pid_t pid[CHILDREN_MAX];
 	pthread_t t;
 	struct err err = {0};
@@ -481,6 +643,34 @@ TEST(stopped_rank)
 	kill(pid[0], SIGSTOP);
 	ck_assert_int_eq(tp_barrier(r.e->tp, 1), ERR_IO);
 	ck_assert_str_eq(engine_broken(r.e), "rank 1 did not reach the barrier within 1 s");
+	rig_close(&r);
+	ck_assert_uint_eq(children(getpid(), pid), 0);
+}
+
+/* The same of a stage, whose rows do not come; and of one of three whose orders do not end. */
+TEST_LOOP(stopped_stage, 0, 2)
+{
+	struct engine_opts o = options(GOLDEN "llama", KV_BF16, 1);
+	o.pp = 3;
+	struct rig r = rig_open_with(&o);
+	pid_t pid[CHILDREN_MAX];
+	struct err err = {0};
+	char byte;
+	ck_assert_int_eq(decode_one(&r, &err), 0);
+	ck_assert_uint_eq(children(getpid(), pid), 2);
+	kill(pid[0], SIGSTOP);
+	kill(pid[1], SIGSTOP);
+	uint64_t waits = engine_pulse(r.e);
+	if (_i) {
+		tp_order(r.e->tp, TP_STEP, NULL, 0, 0, 0);
+		ck_assert_int_eq(tp_await_done(r.e->tp, 1), ERR_IO);
+		ck_assert_str_eq(engine_broken(r.e), "rank 1 did not do its part of a step within 1 s");
+	} else {
+		ck_assert_int_eq(tp_recv(r.e->tp, &byte, 1, 1), ERR_IO);
+		ck_assert_str_eq(engine_broken(r.e), "stage 2 passed no rows to stage 0 within 1 s");
+	}
+	ck_assert_uint_gt(engine_pulse(r.e), waits); /* the worker's own limit of a step waits, too */
+	ck_assert_int_eq(decode_one(&r, &err), ERR_IO);
 	rig_close(&r);
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }
@@ -611,16 +801,35 @@ TEST_CASE("refusals", .timeout_s = 60);
 TEST(refusals)
 {
 	refused(options(GOLDEN "llama", KV_BF16, 3), ERR_INVALID,
-	        "tensor_parallel is 3, the model has 2 KV heads");
-	refused(options(GOLDEN "gemma3", KV_BF16, 2), ERR_INVALID,
-	        "tensor_parallel is 2, the model has 1 KV heads");
+	        "tensor_parallel is 3, the model has 2 KV heads: at most one rank per KV head, or a "
+	        "multiple of their number");
+	refused(options(GOLDEN "gemma3", KV_BF16, 5), ERR_INVALID,
+	        "tensor_parallel is 5, the model has 4 heads: at most one rank per head");
+	refused(options(GOLDEN "deepseek_v3", KV_BF16, 8), ERR_INVALID,
+	        "tensor_parallel is 8, the model has 4 heads: at most one rank per head");
 	refused(options(GOLDEN "llama", KV_BF16, 65), ERR_INVALID,
 	        "tensor_parallel is 65, limits are 1 and 64");
-	refused(options(GOLDEN "deepseek_v3", KV_BF16, 2), ERR_UNSUPPORTED,
-	        "tensor_parallel is 2: deepseek_v3 keeps one latent for all heads");
 	struct engine_opts o = options("etc/sim/small.conf", KV_BF16, 2);
 	o.backend = "sim";
 	refused(o, ERR_INVALID, "a simulated device has its own");
+	o.tp = 1;
+	o.pp = 2;
+	refused(o, ERR_INVALID, "pipeline_parallel is 2: a simulated device has no stages");
+	o = options(GOLDEN "llama", KV_BF16, 1);
+	o.pp = 4;
+	refused(o, ERR_INVALID,
+	        "pipeline_parallel is 4, the model has 3 layers: at most one stage per layer");
+	o.tp = 2;
+	o.pp = 1;
+	o.expert_parallel = 1;
+	refused(o, ERR_INVALID, "expert_parallel is true, the model has no experts: set it to false");
+	o.tp = 1;
+	o.pp = 65;
+	refused(o, ERR_INVALID, "pipeline_parallel is 65, limits are 1 and 64");
+	o.pp = 32;
+	o.tp = 4;
+	refused(o, ERR_INVALID,
+	        "pipeline_parallel is 32, tensor_parallel 4: 128 processes, the limit is 64");
 }
 
 /* A rank that cannot begin, here because it is told something else than it expects, fails the
@@ -630,9 +839,16 @@ TEST(rank_that_cannot_open)
 	struct tp *tp = NULL;
 	struct err err = {0};
 	char junk[100] = "";
+	int fds[2];
 	pid_t pid[CHILDREN_MAX];
-	ck_assert_int_eq(tp_start(2, 64, junk, sizeof junk, NULL, NULL, &tp, &err), 0);
-	ck_assert_int_eq(tp_barrier(tp, 20), ERR_IO);
+	ck_assert_int_eq(tp_start(&(struct tp_start){.stages = 1,
+	                                             .ranks = 2,
+	                                             .bytes = 64,
+	                                             .hello = junk,
+	                                             .hello_bytes = sizeof junk},
+	                          &tp, &err),
+	                 0);
+	ck_assert_int_eq(tp_exchange(tp, NULL, 0, -1, NULL, fds), ERR_IO);
 	ck_assert_msg(strstr(tp_why(tp), "ended with status 1") != NULL, "%s", tp_why(tp));
 	tp_destroy(&tp);
 	ck_assert_uint_eq(children(getpid(), pid), 0);

@@ -96,6 +96,20 @@ static json_t *events_of(struct world *w, const char *path, const char *body)
 TEST_CASE("answers", .timeout_s = 300);
 
 /* One sequence of each prompt asks for them, and every choice shows them. */
+/* The time of a prompt that its worker did not tell is none, not 0. */
+TEST(unknown_times_are_not_counted)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	struct buf b;
+	buf_init(&b, 0);
+	json_decref(json_of(w, "/v1/completions", "{\"prompt\":[3,4],\"max_tokens\":2}", 200));
+	stat_render(w->r.stats, "", "", &b);
+	has(b.data, "vllm:time_to_first_token_seconds_count 1\n");
+	has(b.data, "vllm:request_prefill_time_seconds_count 0\n");
+	buf_fini(&b);
+	world_free(w);
+}
+
 TEST(told_once_for_all_choices)
 {
 	struct world *w = world_new(NULL, 1u << 20);

@@ -13,12 +13,12 @@ TEST(prefill_speaks_first)
 {
 	struct three t = three(4, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d2", 22);
-	expect(t.r, ATTEMPT_HANDED, "10 ", "");
+	expect(t.r, RUNNING, "10 ", "");
 	rig_more(t.r, t.d2, 1, 0, 10, 1); /* its repetition */
-	expect(t.r, ATTEMPT_DECODING, "10 ", "");
+	expect(t.r, RUNNING, "10 ", "");
 	rig_more(t.r, t.d2, 1, 1, 11, 2);
 	rig_tokens_from(t.r, t.d2, t.r->s->id, 1, 3, 13, 1, LENGTH);
-	expect(t.r, ATTEMPT_DONE, "10 11 12 13 length", "");
+	expect(t.r, DONE, "10 11 12 13 length", "");
 	ck_assert_uint_eq(t.r->e.counts.duplicates, 1);
 	ck_assert_uint_eq(t.r->e.counts.mismatches, 0);
 	rig_free(t.r);
@@ -28,11 +28,11 @@ TEST(decode_speaks_first)
 {
 	struct three t = three(4, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 2);
-	expect(t.r, ATTEMPT_JOINED, "10 11 ", "");
+	expect(t.r, RUNNING, "10 11 ", "");
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
-	expect(t.r, ATTEMPT_DECODING, "10 11 ", "");
+	expect(t.r, RUNNING, "10 11 ", "");
 	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 2, 12, 1, STOP);
-	expect(t.r, ATTEMPT_DONE, "10 11 12 stop", "");
+	expect(t.r, DONE, "10 11 12 stop", "");
 	rig_free(t.r);
 }
 
@@ -43,9 +43,9 @@ TEST(m7_no_attempt_index)
 	rig_more(t.r, t.d1, 1, 0, 10, 3);
 	rig_more(t.r, t.d1, 1, 0, 10, 3); /* all of it again */
 	rig_more(t.r, t.d1, 1, 1, 11, 4); /* two old, two new */
-	expect(t.r, ATTEMPT_DECODING, "10 11 12 13 14 ", "");
+	expect(t.r, RUNNING, "10 11 12 13 14 ", "");
 	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 3, 13, 2, STOP); /* only the end is new */
-	expect(t.r, ATTEMPT_DONE, "10 11 12 13 14 stop", "");
+	expect(t.r, DONE, "10 11 12 13 14 stop", "");
 	rig_free(t.r);
 }
 
@@ -54,7 +54,7 @@ TEST(repetition_that_differs_is_counted_and_not_shown)
 	struct three t = three(16, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	rig_more(t.r, t.d1, 1, 0, 99, 1);
-	expect(t.r, ATTEMPT_DECODING, "10 ", "");
+	expect(t.r, RUNNING, "10 ", "");
 	ck_assert_uint_eq(t.r->e.counts.mismatches, 1);
 	rig_free(t.r);
 }
@@ -64,7 +64,7 @@ TEST(gap_is_another_attempt)
 	struct three t = three(16, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	rig_more(t.r, t.d1, 1, 2, 12, 1);
-	expect(t.r, ATTEMPT_SUBMITTED, "10 ",
+	expect(t.r, SUBMITTED, "10 ",
 	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 6 d2 d1; ");
 	rig_free(t.r);
 }
@@ -73,7 +73,7 @@ TEST(more_than_was_asked_for)
 {
 	struct three t = three(3, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 5);
-	expect(t.r, ATTEMPT_DONE, "10 11 12 length", "");
+	expect(t.r, DONE, "10 11 12 length", "");
 	rig_free(t.r);
 }
 
@@ -92,7 +92,7 @@ TEST(load_of_an_attempt)
 	rig_more(t.r, t.d1, 1, 1, 11, 2);
 	ck_assert_uint_eq(t.d1->tokens_in_flight, 8);
 	rig_tokens_from(t.r, t.d1, id, 1, 3, 13, 1, LENGTH);
-	expect(t.r, ATTEMPT_DONE, "10 11 12 13 length", "");
+	expect(t.r, DONE, "10 11 12 13 length", "");
 	ck_assert_uint_eq(t.p->tokens_in_flight + t.d1->tokens_in_flight, 0);
 	rig_free(t.r);
 }
@@ -121,7 +121,7 @@ TEST(first_token_ends_the_answer)
 {
 	struct three t = three(8, 0);
 	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "", 0, LENGTH, 0);
-	expect(t.r, ATTEMPT_DONE, "10 length", "");
+	expect(t.r, DONE, "10 length", "");
 	rig_free(t.r);
 }
 
@@ -137,7 +137,7 @@ TEST_LOOP(answer_of_a_single_token, 0, 2)
 	ck_assert_str_eq(r->log, "submit p1 #1 5; ");
 	r->log[0] = 0;
 	rig_first_full(r, p, r->s->id, 1, 0, 10, "", 0, LENGTH, 0);
-	expect(r, ATTEMPT_DONE, "10 length", "");
+	expect(r, DONE, "10 length", "");
 	rig_free(r);
 }
 
@@ -160,7 +160,7 @@ TEST(stop_string_in_the_first_token)
 	struct three t = three(8, 0);
 	t.r->stop_at = 10;
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
-	expect(t.r, ATTEMPT_DONE, "10 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
+	expect(t.r, DONE, "10 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
 	ck_assert_int_eq(t.r->s->end.finish, ANSWER_FINISH_STOP);
 	rig_free(t.r);
 }
@@ -171,9 +171,9 @@ TEST(stop_string_midway_cancels)
 	t.r->stop_at = 12;
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	rig_more(t.r, t.d1, 1, 0, 10, 5);
-	expect(t.r, ATTEMPT_DONE, "10 11 12 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
+	expect(t.r, DONE, "10 11 12 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
 	rig_more(t.r, t.d1, 1, 5, 15, 1); /* on its way when the cancel was sent */
-	expect(t.r, ATTEMPT_DONE, "10 11 12 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
+	expect(t.r, DONE, "10 11 12 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
 	rig_free(t.r);
 }
 
@@ -184,27 +184,27 @@ TEST(ended_in_order_needs_no_cancel)
 	rig_more(t.r, t.d1, 1, 0, 10, 1);
 	rig_tokens_from(t.r, t.d1, id, 1, 1, 11, 1, LENGTH);
 	rig_first_full(t.r, t.p, id, 1, 0, 10, "d1", 21, NONE, 0); /* late */
-	expect(t.r, ATTEMPT_DONE, "10 11 length", "");
+	expect(t.r, DONE, "10 11 length", "");
 	rig_free(t.r);
 }
 
-/* An answer that is complete cannot fail any more, and an end that is none is not kept as one. */
+/* Nothing of the prefill worker ends what the decode worker has begun, and an end that is none is
+ * not taken for one. */
 TEST(end_that_nothing_undoes)
 {
 	struct three t = three(8, 0);
 	struct reqid id = t.r->s->id;
 	rig_tokens_from(t.r, t.d1, id, 1, 0, 10, 2, (Pds__Finish)77);
-	expect(t.r, ATTEMPT_JOINED, "10 11 ", "");
+	expect(t.r, RUNNING, "10 11 ", "");
 	rig_tokens_from(t.r, t.d1, id, 1, 0, 10, 1, STOP); /* before tokens that are here */
-	expect(t.r, ATTEMPT_JOINED, "10 11 ", "");
-	rig_tokens_from(t.r, t.d1, id, 1, 2, 12, 1, STOP);
-	rig_more(t.r, t.d1, 1, 3, 13, 1);
+	expect(t.r, RUNNING, "10 11 ", "");
 	rig_told(t.r, t.p, id, 1, 1, 1);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
+	expect(t.r, RUNNING, "10 11 ", "");
+	rig_tokens_from(t.r, t.d1, id, 1, 2, 12, 1, STOP);
+	rig_first_full(t.r, t.p, id, 1, 0, 10, "d1", 21, NONE, 0);
 	rig_fail(t.r, t.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
-	expect(t.r, ATTEMPT_ENDING, "10 11 ", "");
-	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
-	expect(t.r, ATTEMPT_DONE, "10 11 12 stop", "");
+	expect(t.r, DONE, "10 11 12 stop", "");
 	rig_free(t.r);
 }
 
@@ -213,9 +213,9 @@ TEST(first_token_with_no_end)
 {
 	struct three t = three(8, 0);
 	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "d2", 22, (Pds__Finish)77, 0);
-	expect(t.r, ATTEMPT_HANDED, "10 ", "");
+	expect(t.r, RUNNING, "10 ", "");
 	rig_tokens_from(t.r, t.d2, t.r->s->id, 1, 0, 10, 2, STOP);
-	expect(t.r, ATTEMPT_DONE, "10 11 stop", "");
+	expect(t.r, DONE, "10 11 stop", "");
 	rig_free(t.r);
 }
 
@@ -226,15 +226,14 @@ TEST(prompt_logprobs_before_tokens)
 	struct three t = three(8, 1);
 	rig_more(t.r, t.d1, 1, 0, 10, 2); /* decode is faster: held */
 	rig_more(t.r, t.d1, 1, 2, 12, 1);
-	expect(t.r, ATTEMPT_HELD, "", "");
+	expect(t.r, RUNNING, "", "");
 	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "d1", 21, NONE, 4);
 	ck_assert_int_eq(t.r->n_prompt, 4);
-	expect(t.r, ATTEMPT_DECODING, "10 11 12 ", "");
+	expect(t.r, RUNNING, "10 11 12 ", "");
 	rig_free(t.r);
 }
 
-/* The last log-probabilities release what is held; the end of a complete answer stays held until
- * the prefill worker's first token. */
+/* The last log-probabilities release what is held, be it a whole answer. */
 TEST_LOOP(held_until_the_prompt_is_told, 0, 2)
 {
 	struct three t = three(8, 1);
@@ -243,15 +242,15 @@ TEST_LOOP(held_until_the_prompt_is_told, 0, 2)
 	if (_i)
 		rig_tokens_from(t.r, t.d1, id, 1, 2, 12, 1, STOP);
 	rig_more(t.r, t.d2, 1, 0, 10, 1); /* not the worker that decodes */
-	expect(t.r, ATTEMPT_HELD, "", "");
+	expect(t.r, RUNNING, "", "");
 	rig_told(t.r, t.p, id, 1, 1, 3);
-	expect(t.r, ATTEMPT_HELD, "", "");
+	expect(t.r, RUNNING, "", "");
 	rig_told(t.r, t.p, id, 1, 4, 1);
-	expect(t.r, _i ? ATTEMPT_ENDING : ATTEMPT_JOINED, "10 11 ", "");
-	if (!_i)
+	if (!_i) {
+		expect(t.r, RUNNING, "10 11 ", "");
 		rig_tokens_from(t.r, t.d1, id, 1, 2, 12, 1, STOP);
-	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
-	expect(t.r, ATTEMPT_DONE, "10 11 12 stop", "");
+	}
+	expect(t.r, DONE, "10 11 12 stop", "");
 	rig_free(t.r);
 }
 
@@ -271,7 +270,7 @@ TEST(prompt_logprobs_in_slices)
 	for (int i = 0; i < 4; i++)
 		ck_assert_double_eq((double)t.r->prompt[i], -(i + 1.0));
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
-	expect(t.r, ATTEMPT_HANDED, "10 ", "cancel p1 #2; ");
+	expect(t.r, RUNNING, "10 ", "cancel p1 #2; ");
 	rig_told(t.r, t.p, id, 1, 4, 1); /* late */
 	ck_assert_int_eq(t.r->n_prompt, 4);
 	rig_free(t.r);
@@ -305,9 +304,9 @@ TEST(prompt_logprobs_lost_with_prefill)
 	rig_up(t.r, "p2", "prefill", 12);
 	rig_more(t.r, t.d1, 1, 0, 10, 2);
 	rig_down(t.r, t.p); /* decode has joined, but they are lost */
-	expect(t.r, ATTEMPT_SUBMITTED, "", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
+	expect(t.r, SUBMITTED, "", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	rig_first_full(t.r, registry_find(&t.r->g, "p2"), t.r->s->id, 2, 0, 10, "d2", 22, NONE, 4);
-	expect(t.r, ATTEMPT_HANDED, "10 ", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
+	expect(t.r, RUNNING, "10 ", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	rig_free(t.r);
 }
 
@@ -356,128 +355,66 @@ TEST(prompt_logprobs_that_are_not_all_there)
 	}
 }
 
-/* --- the prefill worker's account ---------------------------------------- */
+/* --- timings ------------------------------------------------------------- */
 
-/* What was logged since log_capture, as one text. */
-static char *logged(FILE *f)
+static void say_first(struct rig *r, struct worker_record *w, struct reqid id, Pds__Timing *timing)
 {
-	static char text[16384];
-	rewind(f);
-	size_t n = fread(text, 1, sizeof text - 1, f);
-	text[n] = 0;
-	return text;
-}
-
-static void say_first(struct rig *r, struct worker_record *w, struct reqid id, uint32_t attempt)
-{
-	Pds__Timing timing = PDS__TIMING__INIT;
 	Pds__Token t = PDS__TOKEN__INIT;
 	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
-	struct msg_head head = {.req = id, .attempt = attempt};
-	timing.prefill_us = 4321;
-	timing.cached_tokens = 3;
+	struct msg_head head = {.req = id, .attempt = 1};
 	t.id = 10;
 	m.token = &t;
 	m.decode = (char *)"d1";
 	m.decode_epoch = 21;
-	m.timing = &timing;
+	m.timing = timing;
 	attempts_first_token(&r->e, w, &head, &m);
 }
 
-/* The whole answer is there before the prefill worker's account of it: the summary waits for
- * that, but not for ever. */
-TEST_LOOP(prefill_speaks_when_all_is_over, 0, 3)
+/* Token 10, with both timings. */
+static void say_joined(struct rig *r, struct worker_record *w, Pds__Timing *own,
+                       Pds__Timing *prompt)
 {
-	struct three t = three(2, 0);
+	Pds__Token t = PDS__TOKEN__INIT, *tp = &t;
+	Pds__SequenceTokens s = PDS__SEQUENCE_TOKENS__INIT, *sp = &s;
+	Pds__Tokens m = PDS__TOKENS__INIT;
+	t.id = 10;
+	s.request_hi = r->s->id.hi;
+	s.request_lo = r->s->id.lo;
+	s.attempt = 1;
+	s.tokens = &tp;
+	s.n_tokens = 1;
+	s.timing = own;
+	s.prompt = prompt;
+	m.sequences = &sp;
+	m.n_sequences = 1;
+	attempts_tokens(&r->e, w, &m);
+}
+
+/* The prefill worker's timing comes with its first token, and by way of the decode worker:
+ * whichever is first is enough, and neither undoes what the other told. */
+TEST_LOOP(timing_by_either_way, 0, 4)
+{
+	struct three t = three(3, 0);
 	struct reqid id = t.r->s->id;
-	FILE *f = tmpfile();
-	int had = dup(2);
-	dup2(fileno(f), 2);
-	log_set_level("info");
-	rig_more(t.r, t.d1, 1, 0, 10, 2);
-	expect(t.r, ATTEMPT_DONE, "10 11 length", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
-	ck_assert_uint_eq(map_count(t.r->e.late_by_id), 1);
-	ck_assert_ptr_null(strstr(logged(f), "request_done"));
-	ck_assert_ptr_nonnull(strstr(logged(f), "event=first_token attempt=1 index=0 from=d1"));
-	attempt_destroy(&t.r->s);
-	if (_i == 0) {
-		/* of no attempt there was */
-		say_first(t.r, t.p, id, 2);
-		say_first(t.r, t.p, (struct reqid){1, 2}, 1);
-		ck_assert_uint_eq(map_count(t.r->e.late_by_id), 1);
-		say_first(t.r, t.p, id, 1);
-		ck_assert_ptr_nonnull(strstr(logged(f), "late=1"));
-		ck_assert_ptr_nonnull(strstr(logged(f), "cached_tokens=3"));
-		ck_assert_ptr_nonnull(strstr(logged(f), "prefill_us=4321"));
-		ck_assert_uint_eq(t.r->e.counts.cached_tokens, 3);
-		say_first(t.r, t.p, id, 1); /* and again: nothing */
-	} else if (_i == 1) {
-		attempts_tick(&t.r->e, clock_us() + 500000);
-		ck_assert_uint_eq(map_count(t.r->e.late_by_id), 1);
-		attempts_tick(&t.r->e, clock_us() + 1000001);
-		ck_assert_ptr_nonnull(strstr(logged(f), "request_done"));
-		say_first(t.r, t.p, id, 1);
-	}
-	struct rig *r = t.r;
-	/* the third time: at the router's end */
-	rig_free(r);
-	dup2(had, 2);
-	close(had);
-	char *done = strstr(logged(f), "event=request_done");
-	ck_assert_ptr_nonnull(done);
-	ck_assert_ptr_null(strstr(done + 1, "event=request_done"));
-	fclose(f);
-	log_set_level("error");
-}
-
-/* A complete answer waits a moment for the prefill worker's account, which says how much was
- * cached; whatever else happens ends the wait, not the answer. */
-TEST_LOOP(end_waits_for_the_account, 0, 7)
-{
-	struct three t = three(4, 0);
-	rig_more(t.r, t.d1, 1, 0, 10, 2);
-	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 2, 12, 2, LENGTH);
-	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 2, 12, 2, LENGTH); /* again */
-	expect(t.r, ATTEMPT_ENDING, "10 11 ", "");
-	attempts_tick(&t.r->e, clock_us() + 1000);
-	expect(t.r, ATTEMPT_ENDING, "10 11 ", "");
-	if (_i == 0) {
-		say_first(t.r, t.p, t.r->s->id, 1);
-		ck_assert_uint_eq(t.r->s->got.times.cached_tokens, 3);
-		ck_assert_uint_eq(t.r->s->got.times.prefill_us, 4321);
-	} else if (_i == 1) {
-		attempts_tick(&t.r->e, clock_us() + 300000);
-	} else if (_i == 2) {
-		rig_down(t.r, t.p);
-	} else if (_i == 3) {
-		rig_down(t.r, t.d1);
-	} else if (_i == 4) {
-		attempts_tick(&t.r->e, t.r->s->asked.deadline_us);
-		ck_assert_str_eq(t.r->s->end.why, "");
-	} else {
-		attempt_cancel(t.r->s, "the client is gone");
-		if (_i == 5)
-			attempts_tick(&t.r->e, clock_us() + 300000);
-		expect(t.r, ATTEMPT_CANCELLED, "10 11 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
-		rig_free(t.r);
-		return;
-	}
-	expect(t.r, ATTEMPT_DONE, "10 11 12 13 length", "");
-	ck_assert_uint_eq(t.r->s->number, 1);
-	rig_free(t.r);
-}
-
-/* A stop string in the held end; the owner destroys the attempt. */
-TEST(end_that_waits_meets_a_stop_string)
-{
-	struct three t = three(9, 0);
-	t.r->stop_at = 12;
-	t.r->destroy_at_end = 1;
-	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 0, 10, 4, STOP);
-	attempts_tick(&t.r->e, clock_us() + 300000);
-	ck_assert_ptr_null(t.r->s);
-	ck_assert_str_eq(t.r->out, "10 11 12 ");
-	ck_assert_int_eq(t.r->ended, 1);
+	Pds__Timing prompt = PDS__TIMING__INIT, own = PDS__TIMING__INIT;
+	prompt.prefill_us = 4321;
+	prompt.cached_tokens = 3;
+	own.transfer_us = 77;
+	own.cached_tokens = own.prefill_us = 99; /* the decode worker's own affair */
+	if (_i == 1 || _i == 2)
+		say_first(t.r, t.p, id, &prompt);
+	say_joined(t.r, t.d1, &own, _i == 2 ? NULL : &prompt);
+	if (_i == 3)
+		say_first(t.r, t.p, id, &prompt);
+	ck_assert_uint_eq(t.r->s->got.times.cached_tokens, 3);
+	ck_assert_uint_eq(t.r->s->got.times.prefill_us, 4321);
+	ck_assert_uint_eq(t.r->s->got.times.transfer_us, 77);
+	rig_tokens_from(t.r, t.d1, id, 1, 1, 11, 2, LENGTH);
+	expect(t.r, DONE, "10 11 12 length", "");
+	ck_assert_uint_eq(t.r->e.counts.cached_tokens, 3);
+	if (_i == 0)
+		say_first(t.r, t.p, id, &prompt); /* when all is over: nothing, not even a cancel */
+	expect(t.r, DONE, "10 11 12 length", "");
 	rig_free(t.r);
 }
 

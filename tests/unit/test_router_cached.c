@@ -1,5 +1,6 @@
 /* test_router_cached.c - where sequences go by what is cached there, on the device and below it,
  * by what decode workers have to do and room for, and bursts. */
+#include "tests/unit/registry_defaults.h"
 #include "place_rig.h"
 
 static const struct {
@@ -27,7 +28,7 @@ TEST_LOOP(by_what_is_cached, 0, COUNT(caches))
 	static const char *const names[] = {"p1", "p2", "p3"};
 	struct registry g;
 	struct prompt_of p;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	for (int i = 0; i < 3; i++)
 		add(&g, names[i], "prefill");
 	add(&g, "d1", "decode");
@@ -77,7 +78,7 @@ TEST_LOOP(by_measured_rates, 0, COUNT(weights))
 	struct placement pl;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
 	int measured = -1;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill");
 	add(&g, "d1", "decode");
 	make_prompt(&g, &p, 1, 320);
@@ -85,8 +86,8 @@ TEST_LOOP(by_measured_rates, 0, COUNT(weights))
 	b.memory_tokens_per_s = weights[_i].memory;
 	b.disk_tokens_per_s = weights[_i].disk;
 	registry_beat(p1, &b, clock_us());
-	ck_assert_double_eq_tol(policy_read_weight(&g.policy, p1, weights[_i].tier, &measured),
-	                        weights[_i].want, 1e-9);
+	ck_assert_double_eq_tol(policy_read_weight(p1, weights[_i].tier, &measured), weights[_i].want,
+	                        1e-9);
 	ck_assert_int_eq(measured, weights[_i].measured);
 	holds(&g, p1, &p, 10, weights[_i].tier);
 	g.policy.kv_load_weight = 1;
@@ -103,7 +104,7 @@ TEST_LOOP(by_measured_rates, 0, COUNT(weights))
 	registry_down(&g, p1, clock_us());
 	p1->backlog_tokens = p1->tokens_in_flight = 0;
 	p1 = add(&g, "p1", "prefill");
-	policy_read_weight(&g.policy, p1, weights[_i].tier, &measured);
+	policy_read_weight(p1, weights[_i].tier, &measured);
 	ck_assert_int_eq(measured, 0); /* a new life */
 	prefixes_fini(&p.prefixes);
 	registry_fini(&g);
@@ -117,7 +118,7 @@ TEST_LOOP(storage_is_read_by_prefill_workers, 0, 3)
 	struct registry g;
 	struct prompt_of p;
 	struct placement pl;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *w1 = add(&g, "w1", roles[_i]), *w2 = add(&g, "w2", roles[_i]);
 	if (_i != 1)
 		add(&g, _i ? "d1" : "p1", _i ? "decode" : "prefill");
@@ -140,7 +141,7 @@ TEST(other_prompts_help_nobody)
 	struct registry g;
 	struct prompt_of a, b;
 	struct placement pl;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill");
 	add(&g, "d1", "decode");
 	make_prompt(&g, &a, 1, 320);
@@ -186,7 +187,7 @@ TEST_LOOP(decode_workers, 0, COUNT(decodes))
 	static const char *const names[] = {"d1", "d2", "d3"};
 	struct registry g;
 	struct prompt_of p;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	g.policy.kv_transfer_weight = 1;
 	add(&g, "p1", "prefill");
 	for (int i = 0; i < 3; i++)
@@ -215,7 +216,7 @@ TEST_LOOP(long_and_short, 0, 2)
 	} rows[] = {{100, "p1 d2 d1"}, {10000, "p1 d1 d2"}};
 	struct registry g;
 	struct place_wish wish = {.tokens = rows[_i].tokens, .total_tokens = rows[_i].tokens + 1};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	struct worker_record *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
 	d1->tokens_in_flight = 60000;
@@ -233,7 +234,7 @@ TEST(other_routers)
 	struct registry g;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
 	struct place_wish wish = {.tokens = 100, .total_tokens = 110};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	struct worker_record *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
 	d1->requests = 2;
@@ -280,7 +281,7 @@ TEST(room_that_was_given_away)
 	struct registry g;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
 	struct place_wish wish = {.tokens = 320, .total_tokens = 330};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	struct worker_record *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
 	b.blocks_free = 30;
@@ -302,7 +303,7 @@ TEST_LOOP(bursts, 0, 2)
 	struct registry g;
 	struct prompt_of p;
 	struct placement pl;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *w[2] = {add(&g, "p1", "prefill"), add(&g, "p2", "prefill")};
 	add(&g, "d1", "decode");
 	make_prompt(&g, &p, 1, 330);

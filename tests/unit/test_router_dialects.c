@@ -497,7 +497,14 @@ static const struct {
 	{RESPONSES,
      TOOL("{'type':'function','name':'a'}") ",'tool_choice':{'type':'allowed_tools','mode':'auto',"
                                             "'tools':[{'type':'function','name':'b'}]}",
-     "tool_choice.tools", "among tools"},
+     "tool_choice.tools", "tool_choice.tools[0] must be a function that is among tools"},
+	{RESPONSES,
+     TOOL("{'type':'function','name':'a'}") ",'tool_choice':{'type':'allowed_tools','mode':'none',"
+                                            "'tools':[{'type':'function','name':'a'}]}",
+     "tool_choice.mode", "'message':'tool_choice.mode must be"},
+	{RESPONSES,
+     TOOL("{'type':'function','name':'a'}") ",'tool_choice':{'type':'allowed_tools','mode':'auto'}",
+     "tool_choice.tools", "'message':'tool_choice.tools must be an array"},
 	{RESPONSES, "'input':'x','temperature':-1", "temperature", "temperature must be"},
 	{MESSAGES, "'max_tokens':null," HI, NULL, "max_tokens is required"},
 	{MESSAGES, "'max_tokens':9", NULL, "messages is required"},

@@ -43,9 +43,9 @@ static void tick(struct rig *r)
 	attempts_tick(&r->e, clock_us());
 }
 
-static void expect(struct rig *r, enum attempt_state state, const char *log)
+static void expect(struct rig *r, enum standing want, const char *log)
 {
-	ck_assert_str_eq(attempt_state_name(r->s->state), attempt_state_name(state));
+	ck_assert_str_eq(standing_name(standing(r->s)), standing_name(want));
 	ck_assert_str_eq(r->log, log);
 }
 
@@ -102,7 +102,7 @@ TEST_LOOP(a_lost_worker_counts, 0, 3)
 	ck_assert_int_eq(bad_of(f.d1), _i == 0);
 	ck_assert_uint_eq(f.r->s->past.lost, _i == 0);
 	ck_assert_uint_eq(f.r->s->past.moved, _i == 2);
-	ck_assert_int_eq(f.r->s->state, _i == 1 ? ATTEMPT_WAITING : ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(f.r->s->state, _i == 1 ? WAITING : SUBMITTED);
 	rig_free(f.r);
 }
 
@@ -187,16 +187,16 @@ TEST(a_stuck_decode_worker)
 	decoding(&f);
 	still(f.d1, STUCK_US - 1000000);
 	tick(f.r);
-	expect(f.r, ATTEMPT_DECODING, "");
+	expect(f.r, RUNNING, "");
 	still(f.d1, STUCK_US + 1000);
 	tick(f.r);
 	/* with the tokens so far; d1 is no candidate */
-	expect(f.r, ATTEMPT_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
+	expect(f.r, SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
 	ck_assert_int_eq(bad_of(f.d1), 1);
 	rig_more(f.r, f.d1, 1, 3, 13, 2); /* what it says when it goes on after all */
 	rig_tokens_from(f.r, f.d2, f.r->s->id, 2, 3, 13, 2, PDS__FINISH__FINISH_STOP);
 	rig_first(f.r, f.p2, 2, 3, 13, "d2", 22);
-	ck_assert_int_eq(f.r->s->state, ATTEMPT_DONE);
+	ck_assert_int_eq(standing(f.r->s), DONE);
 	ck_assert_str_eq(f.r->out, "10 11 12 13 14 stop");
 	rig_free(f.r);
 }
@@ -212,9 +212,9 @@ TEST_LOOP(a_stuck_prefill_worker, 0, 3)
 	still(f.p1, STUCK_US + 1000);
 	tick(f.r);
 	if (_i == 2)
-		expect(f.r, ATTEMPT_DECODING, "");
+		expect(f.r, RUNNING, "");
 	else
-		expect(f.r, ATTEMPT_SUBMITTED,
+		expect(f.r, SUBMITTED,
 		       _i ? "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2 d1; "
 		          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	rig_free(f.r);
@@ -227,10 +227,10 @@ TEST(a_stuck_candidate)
 	struct four f = four();
 	still(f.d1, STUCK_US + 1000);
 	tick(f.r);
-	expect(f.r, ATTEMPT_SUBMITTED, "");
+	expect(f.r, SUBMITTED, "");
 	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
 	tick(f.r);
-	expect(f.r, ATTEMPT_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; ");
+	expect(f.r, SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; ");
 	rig_free(f.r);
 }
 
@@ -250,7 +250,7 @@ TEST_LOOP(nowhere_to_go, 0, 3)
 	}
 	for (int i = 0; i < 5; i++)
 		tick(f.r);
-	expect(f.r, ATTEMPT_DECODING, "");
+	expect(f.r, RUNNING, "");
 	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	rig_up(f.r, "d3", "decode", 23);
 	tick(f.r);
@@ -270,10 +270,10 @@ TEST_LOOP(a_stuck_lone_worker, 0, 2)
 	rig_more(r, m, 1, 0, 10, 2);
 	still(m, STUCK_US + 1000);
 	tick(r);
-	expect(r, ATTEMPT_DECODING, "submit m1 #1 5; ");
+	expect(r, RUNNING, "submit m1 #1 5; ");
 	rig_up(r, "m2", "mixed", 32);
 	tick(r);
-	expect(r, ATTEMPT_SUBMITTED, "submit m1 #1 5; cancel m1 #1; submit m2 #2 7; ");
+	expect(r, SUBMITTED, "submit m1 #1 5; cancel m1 #1; submit m2 #2 7; ");
 	rig_free(r);
 }
 
@@ -347,10 +347,10 @@ TEST_LOOP(a_decode_worker_ends, 0, 2)
 	/* its role is switched: what runs goes on to its end */
 	f.d1->beat.draining = 1;
 	tick(f.r);
-	expect(f.r, _i ? ATTEMPT_HANDED : ATTEMPT_DECODING, "");
+	expect(f.r, RUNNING, "");
 	ends(f.d1);
 	tick(f.r);
-	expect(f.r, ATTEMPT_SUBMITTED,
+	expect(f.r, SUBMITTED,
 	       _i ? "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; "
 	          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
 	ck_assert_int_eq(bad_of(f.d1), 0);
@@ -381,12 +381,12 @@ TEST_LOOP(the_other_is_full, 0, 4)
 		ends(f.d1);
 	tick(f.r);
 	if (!stuck) {
-		expect(f.r, ATTEMPT_DECODING, "");
+		expect(f.r, RUNNING, "");
 		f.d2->other_sequences = 3;
 		f.d2->beat.blocks_free = 4;
 		tick(f.r);
 	}
-	expect(f.r, ATTEMPT_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
+	expect(f.r, SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
 	rig_free(f.r);
 }
 
@@ -399,18 +399,17 @@ TEST(the_only_decode_worker_ends)
 	ends(f.d1);
 	tick(f.r);
 	rig_more(f.r, f.d1, 1, 3, 13, 2);
-	expect(f.r, ATTEMPT_DECODING, "");
+	expect(f.r, RUNNING, "");
 	rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
-	ck_assert_int_eq(f.r->s->state, ATTEMPT_WAITING);
+	ck_assert_int_eq(standing(f.r->s), WAITING);
 	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	registry_down(&f.r->g, f.d1, clock_us());
 	registry_ended_in_order(f.d1);
 	attempts_worker_down(&f.r->e, f.d1, "it said goodbye", WORKER_GOODBYE);
 	f.d1 = rig_up(f.r, "d1", "decode", 31);
 	attempts_worker_up(&f.r->e);
-	ck_assert_int_eq(f.r->s->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(f.r->s), SUBMITTED);
 	rig_tokens_from(f.r, f.d1, f.r->s->id, 2, 5, 15, 1, PDS__FINISH__FINISH_STOP);
-	rig_first(f.r, f.r->s->try.prefill, 2, 5, 15, "d1", 31);
 	ck_assert_str_eq(f.r->out, "10 11 12 13 14 15 stop");
 	rig_free(f.r);
 }
@@ -438,13 +437,13 @@ TEST_LOOP(a_decode_worker_ends_with_a_lease, 0, 2 * (COUNT(handover_faults) + 2)
 		rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
 	if (!told || how == COUNT(handover_faults) + 1)
 		said_goodbye(&f, f.d1);
-	expect(f.r, ATTEMPT_SUBMITTED, "");
+	expect(f.r, SUBMITTED, "");
 	if (how < COUNT(handover_faults))
 		rig_fail(f.r, f.p1, 1, handover_faults[how], 1);
 	else
 		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
 	int is_known = told || how < 2 || how >= COUNT(handover_faults);
-	ck_assert_int_eq(f.r->s->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(f.r->s), SUBMITTED);
 	ck_assert_uint_eq(f.r->s->past.lost, !is_known && how == 2);
 	ck_assert_uint_eq(f.r->s->number, 2);
 	ck_assert_str_eq(f.r->s->past.avoid, is_known ? "d1" : "p1");
@@ -458,7 +457,7 @@ TEST(a_decode_worker_ends_with_a_lease_and_tells_later)
 	rig_fail_by(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1, "d1");
 	rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
 	said_goodbye(&f, f.d1);
-	ck_assert_int_eq(f.r->s->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(f.r->s), SUBMITTED);
 	ck_assert_str_eq(f.r->s->past.avoid, "d1");
 	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	ck_assert_uint_eq(f.r->s->number, 2);
@@ -484,10 +483,9 @@ TEST(a_prefill_worker_ends)
 	struct four f = four();
 	ends(f.p1);
 	tick(f.r);
-	expect(f.r, ATTEMPT_SUBMITTED, "");
+	expect(f.r, SUBMITTED, "");
 	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1);
-	expect(f.r, ATTEMPT_SUBMITTED,
-	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
+	expect(f.r, SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	rig_free(f.r);
 }
@@ -504,10 +502,10 @@ TEST(moves_are_bounded)
 	for (unsigned i = 0; i < 2 * ATTEMPT_MOVES_MAX && !attempt_ended(r->s); i++) {
 		rig_fail(r, m, r->s->number, PDS__FAULT__FAULT_DRAINING, 1);
 		if (i)
-			ck_assert(attempt_ended(r->s) || r->s->state == ATTEMPT_WAITING);
+			ck_assert(attempt_ended(r->s) || standing(r->s) == WAITING);
 		attempts_tick(&r->e, now += 500000);
 	}
-	ck_assert_int_eq(r->s->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(standing(r->s), FAILED);
 	ck_assert_uint_eq(r->s->past.moved, ATTEMPT_MOVES_MAX);
 	ck_assert_uint_eq(r->s->number, ATTEMPT_MOVES_MAX + 3);
 	rig_free(r);

@@ -295,6 +295,39 @@ TEST(half_a_handshake)
 	leave(&other, 1);
 }
 
+/* A request without TLS is answered as such, whatever its method; other bytes end the connection
+ * without a word. Nothing of them stays. */
+TEST(plain_http_on_a_port_with_tls)
+{
+	int fd[256], closed;
+	begin();
+	for (int first = 0; first < 256; first++) {
+		char text[] = {(char)first, 0};
+		fd[first] = dial_from(1 + (unsigned)first % 7);
+		ck_assert_int_eq(send(fd[first], text, 1, 0), 1);
+	}
+	for (int first = 0; first < 256; first++) {
+		char text[2048] = "";
+		closed = 0;
+		if (first >= 'A' && first <= 'Z') {
+			say(fd[first], "ET / HTTP/1.1\r\nHost: x\r\n\r\n");
+			UNTIL(closed, listen_to(fd[first], text, sizeof text, &closed));
+			ck_assert_msg(strncmp(text, "HTTP/1.1 400 ", 13) == 0 && strstr(text, "use https://"),
+			              "%s", text);
+		} else if (first != 0x16) {
+			/* it may be the beginning of a ClientHello of SSLv2 */
+			shutdown(fd[first], SHUT_WR);
+			UNTIL(closed, listen_to(fd[first], text, sizeof text, &closed));
+			ck_assert_msg(!strstr(text, "HTTP"), "%d: %s", first, text);
+		}
+	}
+	close_all(fd, 256);
+	UNTIL(counts().connections == 0);
+	ck_assert_uint_eq(counts().refused, 26);
+	ck_assert_uint_eq(counts().tls_failed, 256 - 26);
+	ck_assert_uint_eq(heads, 0);
+}
+
 /* Those that are begun are finished with the certificate that they began with, or the new one. */
 TEST(certificates_change_during_handshakes)
 {

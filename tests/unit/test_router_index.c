@@ -1,6 +1,8 @@
 /* test_router_index.c - what the router knows of the workers' prefix indexes (events, overflow,
  * restarts, expectations), the hashes that it asks with, and the breaker. */
+#include "tests/unit/registry_defaults.h"
 #include "daemons/router/place/prefixes.h"
+#include "hash_chain.h"
 #include "router_rig.h"
 
 #include <sodium.h>
@@ -288,7 +290,7 @@ TEST(events_of_a_worker)
 {
 	static const uint64_t h[] = {1, 2, 3, 4, 5};
 	struct registry g;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *w = up(&g, "p1", 1, 64);
 	tell(&g, w, 1, 0, h, 3, NULL, 0);
 	ck_assert_uint_eq(leading(w->index, h, 5, 0), 3);
@@ -317,7 +319,7 @@ TEST(events_of_its_storage)
 {
 	static const uint64_t h[] = {1, 2, 3, 4, 5};
 	struct registry g;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *w = up(&g, "p1", 1, 64);
 	tell(&g, w, 1, 1, h, 4, NULL, 0); /* before the worker's own list */
 	tell(&g, w, 1, 2, h, 5, NULL, 0);
@@ -355,7 +357,7 @@ TEST(index_of_a_worker_that_goes_and_comes)
 	static const uint64_t h[] = {1, 2, 3};
 	struct registry g;
 	char why[200];
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *w = up(&g, "p1", 1, 64), *o = up(&g, "p2", 1, 64);
 	tell(&g, w, 1, 0, h, 3, NULL, 0);
 	tell(&g, o, 1, 0, h, 2, NULL, 0);
@@ -402,7 +404,7 @@ TEST(index_is_bounded)
 	enum { N = 5000 };
 	static uint64_t h[N];
 	struct registry g;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	registry_set_index_max(&g, 1024);
 	struct worker_record *w = up(&g, "p1", 1, 64);
 	for (uint64_t i = 0; i < N; i++)
@@ -434,14 +436,14 @@ TEST(hashes_are_those_of_the_workers)
 	size_t n;
 	for (uint32_t i = 0; i < 200; i++)
 		tokens[i] = i * 7;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *w = up(&g, "p1", 1, 16), *o = up(&g, "p2", 1, 64);
 	up(&g, "p3", 1, 64);
 	up(&g, "p4", 1, 0);
 	ck_assert_uint_eq(g.roots.n, 2); /* once for all that are alike */
 	prefixes_make(&g.roots, NULL, tokens, 200, &p);
 	kv_hash_root(&root, &top);
-	ck_assert_uint_eq(kv_hash_chain(&top, tokens, 200, 16, chain), 12);
+	ck_assert_uint_eq(hash_chain(&top, tokens, 200, 16, chain), 12);
 	const uint64_t *h = prefixes_find(&p, &w->prefix, &n);
 	ck_assert_uint_eq(n, 12);
 	for (size_t i = 0; i < n; i++) {
@@ -459,7 +461,7 @@ TEST(hashes_are_those_of_the_workers)
 	static const unsigned char salt[CACHE_SALT_BYTES] = "tenant";
 	prefixes_make(&g.roots, salt, tokens, 200, &p);
 	kv_hash_salt(&top, salt, &top);
-	kv_hash_chain(&top, tokens, 200, 16, chain);
+	hash_chain(&top, tokens, 200, 16, chain);
 	h = prefixes_find(&p, &w->prefix, &n);
 	ck_assert_uint_eq(n, 12);
 	for (size_t i = 0; i < n; i++)
@@ -476,7 +478,7 @@ TEST(kinds_of_workers_are_bounded)
 {
 	struct registry g;
 	char name[8];
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	for (uint32_t i = 1; i <= 9; i++) {
 		snprintf(name, sizeof name, "p%u", i);
 		up(&g, name, 1, i);

@@ -1,6 +1,7 @@
 /* test_router_links.c - whom the router tells of the other workers, and how often (links.c). The
  * links and the timer are this file's own: a list is due when the test says that its time has
  * come. */
+#include "tests/unit/registry_defaults.h"
 #include "daemons/router/router.h"
 
 #include <check.h>
@@ -115,7 +116,7 @@ static void setup(void)
 	static struct model model;
 	memset(&T, 0, sizeof T);
 	T.r.model = &model;
-	registry_init(&T.r.registry, 1000000);
+	registry_defaults(&T.r.registry, 1000000);
 	attempts_init(&T.r.attempts, &T.r.registry, &o);
 }
 
@@ -241,21 +242,56 @@ TEST(nobody_is_left)
 	ck_assert_uint_eq(T.peers[1].names[0], 0);
 }
 
+static const struct svc_msg *handler_of(enum msg_type type)
+{
+	const struct svc_msg *m = links_messages;
+	while (m->type != type)
+		m++;
+	return m;
+}
+
+static uint64_t preemptions_after(unsigned worker, uint64_t told)
+{
+	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
+	struct msg_head head = {0};
+	b.preemptions = told;
+	handler_of(MSG_HEARTBEAT)->fn(NULL, &T.peers[worker], &head, &b.base);
+	return stat_get(T.r.stats, STAT_PREEMPTIONS);
+}
+
+/* What workers have preempted since their links came up; a worker that restarts, or whose
+ * link does, is not counted twice. */
+TEST(preemptions_are_added_up)
+{
+	static const struct stat_def defs[STAT_COUNT] = {[STAT_PREEMPTIONS] = {"x", "x", STAT_COUNTER}};
+	T.r.stats = stat_new(defs, STAT_COUNT);
+	comes(0);
+	comes(1);
+	ck_assert_uint_eq(preemptions_after(0, 500), 0); /* of before */
+	ck_assert_uint_eq(preemptions_after(0, 503), 3);
+	ck_assert_uint_eq(preemptions_after(1, 0), 3);
+	ck_assert_uint_eq(preemptions_after(1, 4), 7);
+	ck_assert_uint_eq(preemptions_after(0, 503), 7);
+	goes(0);
+	comes(0);
+	ck_assert_uint_eq(preemptions_after(0, 2), 7);
+	ck_assert_uint_eq(preemptions_after(0, 1), 7); /* nonsense */
+	ck_assert_uint_eq(preemptions_after(0, 3), 9);
+	stat_destroy(&T.r.stats);
+}
+
 TEST(a_role_is_switched)
 {
 	Pds__WorkerUpdate m = PDS__WORKER_UPDATE__INIT;
 	struct msg_head head = {0};
-	const struct svc_msg *update = links_messages;
 	comes(0);
 	comes(1);
 	time_comes(2);
 	ck_assert_str_eq(T.peers[0].role, "decode");
-	while (update->type != MSG_WORKER_UPDATE)
-		update++;
 	Pds__WorkerInfo info = T.peers[1].info;
 	info.role = "mixed";
 	m.worker = &info;
-	update->fn(NULL, &T.peers[1], &head, &m.base);
+	handler_of(MSG_WORKER_UPDATE)->fn(NULL, &T.peers[1], &head, &m.base);
 	time_comes(2);
 	ck_assert_str_eq(T.peers[0].role, "mixed");
 	ck_assert_uint_eq(lists_sent(), 4);

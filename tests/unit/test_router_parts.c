@@ -1,6 +1,7 @@
 /* test_router_parts.c - the router's small parts: request heads, stop strings, parameters,
  * placement, the registry. */
 /* run: threads */
+#include "tests/unit/registry_defaults.h"
 #include "http/parse.h"
 #include "daemons/router/api/params.h"
 #include "msg/codec.h"
@@ -388,7 +389,7 @@ static const char *choose(struct registry *g, uint32_t tokens, const char *numer
 TEST(placement)
 {
 	struct registry g;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), err_name(ERR_NOTFOUND));
 	struct worker_record *p1 = add(&g, "p1", "prefill", "n", "l"),
 						 *d1 = add(&g, "d1", "decode", "other", "l");
@@ -429,7 +430,7 @@ TEST(more_decode_workers_than_candidates)
 	struct registry g;
 	struct worker_record *d[20];
 	char name[8];
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill", "n", "l");
 	for (int i = 0; i < 20; i++) {
 		snprintf(name, sizeof name, "d%d", i);
@@ -445,7 +446,7 @@ TEST(who_may_come_in)
 	struct registry g;
 	char why[256] = "";
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	w.role = (char *)"decode";
 	w.model_fingerprint = (char *)"f";
 	w.site = (char *)"s";
@@ -479,7 +480,7 @@ TEST(an_endpoint_that_nobody_could_be_told)
 	struct registry g;
 	char why[256] = "", text[MSG_ENDPOINT_MAX + 2];
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	memset(text, 'e', sizeof text);
 	text[MSG_ENDPOINT_MAX + 1] = 0;
 	w.role = (char *)"decode";
@@ -504,7 +505,7 @@ TEST(records_are_bounded)
 {
 	struct registry g;
 	char name[16];
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *up = add(&g, "up", "decode", "n", "l");
 	for (unsigned i = 0; i < WORKERS_MAX + 100; i++) {
 		snprintf(name, sizeof name, "w%u", i);

@@ -1,5 +1,6 @@
 /* test_router_place.c - what binds all policies, pins, what a sequence weighs at its workers,
  * and what a router says of when to come again. */
+#include "tests/unit/registry_defaults.h"
 #include "place_rig.h"
 
 /* --- what binds all ------------------------------------------------------ */
@@ -16,7 +17,7 @@ TEST_LOOP(constraints_under_each_policy, 0, POLICIES)
 		char name[16];
 		struct placement p;
 		uint64_t now = clock_us();
-		registry_init(&g, 1000000);
+		registry_defaults(&g, 1000000);
 		both(&g, (unsigned)_i);
 		for (int i = 0, n = 1 + rand_r(&seed) % 14; i < n; i++) {
 			snprintf(name, sizeof name, "w%d", i);
@@ -26,7 +27,9 @@ TEST_LOOP(constraints_under_each_policy, 0, POLICIES)
 			w->tokens_in_flight = (uint64_t)(rand_r(&seed) % 1000);
 			w->backlog_tokens = (uint64_t)rand_r(&seed) % (w->tokens_in_flight + 1);
 			w->requests = (uint32_t)rand_r(&seed) % 5;
-			w->beat.draining = rand_r(&seed) % 5 == 0;
+			int out = rand_r(&seed) % 10;
+			w->beat.draining = out == 0;
+			w->drained = out == 5;
 			if (rand_r(&seed) % 5 == 0) {
 				w->beat.running = 1;
 				w->progress_us = now - 2000000;
@@ -47,7 +50,7 @@ TEST_LOOP(constraints_under_each_policy, 0, POLICIES)
 		ck_assert_int_eq(r == 0, place_possible(&g, &wish));
 		for (unsigned i = 0; r == 0 && i <= p.n_decode; i++) {
 			const struct worker_record *w = i ? p.decode[i - 1] : p.first;
-			ck_assert(worker_is_up(w) && !w->beat.draining &&
+			ck_assert(worker_is_up(w) && !w->beat.draining && !w->drained &&
 			          w->context_tokens >= wish.total_tokens);
 			ck_assert(i ? w->role == ROLE_DECODE && strcmp(w->numerics, p.first->numerics) == 0
 			            : 1);
@@ -65,7 +68,7 @@ TEST_LOOP(constraints_under_each_policy, 0, POLICIES)
 		if (r == 0 && (p.first->breaker.open || worker_is_stuck(&g, p.first, now)))
 			list_each(it, &g.workers) {
 				const struct worker_record *o = list_entry(it, struct worker_record, node);
-				ck_assert(o->role != ROLE_MIXED || !worker_is_up(o) || o->beat.draining ||
+				ck_assert(o->role != ROLE_MIXED || !worker_is_up(o) || worker_drains(o) ||
 				          o->context_tokens < wish.total_tokens || o->breaker.open ||
 				          (!p.first->breaker.open && worker_is_stuck(&g, o, now)));
 			}
@@ -84,7 +87,7 @@ TEST(breaker_lets_one_try)
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
 	uint64_t now = clock_us();
 	unsigned n = 0;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	both(&g, POLICY_ROUND_ROBIN);
 	add(&g, "p1", "prefill");
 	struct worker_record *p2 = add(&g, "p2", "prefill");
@@ -117,7 +120,7 @@ TEST(all_prefill_workers_are_ill)
 	struct registry g;
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
 	uint64_t now = clock_us();
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill"),
 						 *d1 = add(&g, "d1", "decode");
 	p1->beat.running = p2->beat.running = 1;
@@ -137,7 +140,7 @@ TEST(all_prefill_workers_are_ill)
 TEST(too_long_to_hand_over)
 {
 	struct registry g;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *p = add(&g, "p", "prefill"), *d = add(&g, "d", "decode");
 	p->handover_tokens = 800;
 	struct place_wish wish = {.tokens = 800, .total_tokens = 900};
@@ -160,7 +163,7 @@ TEST(rather_alone)
 {
 	struct registry g;
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .alone = 1};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	struct worker_record *d1 = add(&g, "d1", "decode");
 	ck_assert_str_eq(show(&g, &wish), "d1");
@@ -194,7 +197,7 @@ TEST_LOOP(pinned, 0, COUNT(pins))
 	struct registry g;
 	struct place_pin pin = {0};
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .pin = &pin};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	add(&g, "p2", "prefill")->backlog_tokens = 5000;
 	add(&g, "d1", "decode");
@@ -230,7 +233,7 @@ TEST_LOOP(pairs_of_several_hosts, 0, COUNT(sites))
 	Pds__Peer list[2];
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
 	int pairs = sites[_i].pairs, far = strcmp(sites[_i].p_site, sites[_i].d_site) != 0;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add_at(&g, "p1", "prefill", sites[_i].p_site, sites[_i].p_tells),
 						 *d1 = add_at(&g, "d1", "decode", sites[_i].d_site, sites[_i].d_tells);
 	ck_assert_int_eq(place_choose(&g, &wish, clock_us(), &p), 0);
@@ -257,7 +260,7 @@ TEST(a_failed_pair_waits)
 	struct registry g;
 	struct placement p;
 	const struct place_wish wish = {.tokens = 8, .total_tokens = 9};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	const uint64_t now = clock_us(), while_us = g.breaker.open_us;
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *d1 = add(&g, "d1", "decode");
 	const struct {
@@ -291,7 +294,7 @@ TEST(a_failed_pair_leaves_others)
 {
 	struct registry g;
 	const struct place_wish wish = {.tokens = 8, .total_tokens = 9};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *d1 = add(&g, "d1", "decode"),
 						 *d2 = add(&g, "d2", "decode");
 	registry_handover(&g, p1, d1, 0, clock_us());
@@ -315,7 +318,7 @@ TEST(failed_pairs_are_forgotten)
 	char why[200], name[16];
 	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
 	const struct place_wish wish = {.tokens = 8, .total_tokens = 9};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *d1 = add(&g, "d1", "decode");
 	info.role = "decode";
 	info.model_fingerprint = "f";
@@ -367,7 +370,7 @@ TEST_LOOP(workers_of_the_same_host_come_first, 0, COUNT(near))
 {
 	struct registry g;
 	struct place_wish wish = {.tokens = 64, .total_tokens = 70};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	both(&g, near[_i].policy);
 	add_at(&g, "p1", "prefill", "a", "rm");
 	struct worker_record *far = add_at(&g, "far", "decode", "b", "rm"),
@@ -397,7 +400,7 @@ TEST_LOOP(addresses_are_checked, 0, 8)
 	struct registry g;
 	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
 	char why[200] = "";
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	info.role = (char *)"decode";
 	info.model_fingerprint = (char *)"f";
 	info.site = (char *)"s";
@@ -420,7 +423,7 @@ TEST(retry_after)
 	struct registry g;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
 	uint64_t now = clock_us();
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	ck_assert_uint_eq(registry_retry_after_s(&g, 0, 2, 60), 2); /* nothing was measured */
 	struct worker_record *p = add(&g, "p1", "prefill"), *d = add(&g, "d1", "decode");
 	p->backlog_tokens = 10000;
@@ -489,7 +492,7 @@ TEST(only_uncached_tokens_weigh)
 	ck_assert_uint_eq(pw->requests, 0);
 	ck_assert_uint_eq(d->requests, 1);
 	rig_more(r, d, 1, 0, 10, 4);
-	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
+	ck_assert_int_eq(standing(r->s), DONE);
 	ck_assert_uint_eq(d->tokens_in_flight, 0);
 	rig_free(r);
 	prefixes_fini(&p.prefixes);
@@ -607,7 +610,35 @@ TEST(a_role_changes_under_way)
 	ck_assert_int_eq(registry_update(&r->g, d, &info, why, sizeof why), 0);
 	rig_first(r, p, 1, 0, 10, "d1", 21);
 	rig_more(r, d, 1, 0, 10, 3);
-	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
+	ck_assert_int_eq(standing(r->s), DONE);
 	ck_assert_str_eq(r->out, "10 11 12 length");
 	rig_free(r);
+}
+
+/* What a worker has last said of its drain counts, whether it says so in its information or, before
+ * that had the field, in heartbeats. */
+TEST_LOOP(drained_by_information_or_heartbeat, 0, 4)
+{
+	int told = _i & 1, ending = _i & 2;
+	struct registry g;
+	char why[200];
+	registry_defaults(&g, 0);
+	struct worker_record *w = add(&g, "d1", "decode");
+	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
+	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
+	info.role = "decode";
+	info.model_fingerprint = "f";
+	info.numerics = "n";
+	info.layout = "l";
+	info.drained = told;
+	ck_assert_int_eq(registry_update(&g, w, &info, why, sizeof why), 0);
+	ck_assert_int_eq(worker_drains(w), told);
+	b.draining = 1;
+	b.ending = ending != 0;
+	registry_beat(w, &b, clock_us());
+	ck_assert_int_eq(worker_drains(w), 1);
+	info.drained = 0;
+	ck_assert_int_eq(registry_update(&g, w, &info, why, sizeof why), 0);
+	ck_assert_int_eq(worker_drains(w), !told || ending);
+	registry_fini(&g);
 }

@@ -1,6 +1,7 @@
 /* test_router_policy.c - where sequences go: each policy by tables, sessions that stay while
  * workers come and go. What is cached: test_router_cached.c; what binds all policies:
  * test_router_place.c. */
+#include "tests/unit/registry_defaults.h"
 #include "place_rig.h"
 
 /* --- one policy after the other ------------------------------------------ */
@@ -50,7 +51,7 @@ TEST_LOOP(by_load, 0, COUNT(loads))
 	static const char *const pn[] = {"p1", "p2", "p3"}, *const dn[] = {"d1", "d2", "d3"};
 	struct registry g;
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	both(&g, loads[_i].policy);
 	g.policy.session_fallback = POLICY_LEAST_TOKENS;
 	g.place_seq = 100;
@@ -73,7 +74,7 @@ TEST(round_robin_is_even)
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
 	struct placement p;
 	unsigned n[3] = {0};
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	both(&g, POLICY_ROUND_ROBIN);
 	add(&g, "m0", "mixed");
 	add(&g, "m1", "mixed");
@@ -95,7 +96,7 @@ TEST_LOOP(drawn, 0, 2)
 	unsigned n[4] = {0};
 	for (int round = 0; round < 2; round++) {
 		struct registry g;
-		registry_init(&g, 1000000);
+		registry_defaults(&g, 1000000);
 		both(&g, which[_i]);
 		g.draw = 42;
 		for (int i = 0; i < 4; i++) {
@@ -127,7 +128,7 @@ TEST_LOOP(one_worker_serves_under_each_policy, 0, 2)
 	struct registry g;
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .session = (uint64_t)_i};
 	for (unsigned policy = 0; policy < POLICIES; policy++) {
-		registry_init(&g, 1000000);
+		registry_defaults(&g, 1000000);
 		both(&g, policy);
 		ck_assert_str_eq(show(&g, &wish), err_name(ERR_NOTFOUND));
 		add(&g, "d1", "decode");
@@ -155,7 +156,7 @@ TEST(sessions_stay)
 	struct registry g;
 	char name[8];
 	unsigned at[11] = {0}, moved = 0;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	both(&g, POLICY_SESSION);
 	for (int i = 0; i < 10; i++) {
 		snprintf(name, sizeof name, "m%d", i);
@@ -195,7 +196,7 @@ TEST(sessions_stay)
 TEST(sessions_give_way)
 {
 	struct registry g;
-	registry_init(&g, 1000000);
+	registry_defaults(&g, 1000000);
 	both(&g, POLICY_SESSION);
 	g.policy.session_fallback = POLICY_LEAST_TOKENS;
 	struct worker_record *m[3] = {add(&g, "m0", "mixed"), add(&g, "m1", "mixed"),

@@ -133,7 +133,7 @@ static void d1_fails(struct fleet *f)
 static void drains(struct fleet *f)
 {
 	struct attempt *s = f->r->s;
-	if (s->try.prefill && (s->state == ATTEMPT_SUBMITTED || s->state == ATTEMPT_HANDED))
+	if (s->try.prefill && !s->try.decode_sent)
 		rig_fail(f->r, s->try.prefill, s->number, PDS__FAULT__FAULT_DRAINING, 1);
 	else if (s->try.decode)
 		rig_fail(f->r, s->try.decode, s->number, PDS__FAULT__FAULT_DRAINING, 1);
@@ -155,20 +155,20 @@ static void (*const events[])(struct fleet *) = {
 static void waits(struct fleet *f, const char *story)
 {
 	struct attempt *s = f->r->s;
-	for (int i = 0; i < 4 && s->state == ATTEMPT_WAITING; i++)
+	for (int i = 0; i < 4 && standing(s) == WAITING; i++)
 		later(f, 400000);
 	ck_assert_msg(!attempt_ended(s), "%s: %s: %s", story, attempt_state_name(s->state), s->end.why);
-	ck_assert_msg(s->state != ATTEMPT_WAITING, "%s: still waiting", story);
+	ck_assert_msg(standing(s) != WAITING, "%s: still waiting", story);
 }
 
 /* The workers of the present attempt do what they are asked to. */
 static void serve(struct fleet *f, const char *story)
 {
 	struct attempt *s = f->r->s;
-	if (s->state == ATTEMPT_SUBMITTED && s->try.n_cand)
+	if (standing(s) == SUBMITTED && s->try.n_cand)
 		rig_first(f->r, s->try.prefill, s->number, s->got.n_out, 10 + s->got.n_out,
 		          s->try.cand[0].name, s->try.cand[0].epoch);
-	if (s->state == ATTEMPT_WAITING) {
+	if (standing(s) == WAITING) {
 		/* the one that it was handed to has a new link since: once more */
 		waits(f, story);
 		rig_first(f->r, s->try.prefill, s->number, s->got.n_out, 10 + s->got.n_out,
@@ -179,8 +179,6 @@ static void serve(struct fleet *f, const char *story)
 	ck_assert_msg(w, "%s: nobody decodes", story);
 	rig_tokens_from(f->r, w, s->id, s->number, n, 10 + n, MAX_TOKENS - n,
 	                PDS__FINISH__FINISH_LENGTH);
-	/* for the account, if the prefill worker's did not come */
-	later(f, 300000);
 }
 
 static void goes_on(struct fleet *f, const char *story)
@@ -188,7 +186,7 @@ static void goes_on(struct fleet *f, const char *story)
 	struct attempt *s = f->r->s;
 	waits(f, story);
 	serve(f, story);
-	ck_assert_msg(s->state == ATTEMPT_DONE, "%s: %s", story, attempt_state_name(s->state));
+	ck_assert_msg(standing(s) == DONE, "%s: %s", story, attempt_state_name(s->state));
 	ck_assert_msg(strcmp(f->r->out, "10 11 12 13 14 15 16 17 18 19 20 21 length") == 0, "%s: %s",
 	              story, f->r->out);
 	ck_assert_uint_eq(f->r->e.counts.mismatches, 0);
@@ -270,10 +268,10 @@ TEST(links_anew_again_and_again)
 		          s->try.cand[0].epoch);
 		for (unsigned k = 0; k < 5; k++)
 			events[(k + i) % 5](&f);
-		ck_assert_int_eq(s->state, ATTEMPT_WAITING);
+		ck_assert_int_eq(standing(s), WAITING);
 		ck_assert_uint_eq(s->past.lost, 0);
 		later(&f, 50000);
-		ck_assert_int_eq(s->state, ATTEMPT_WAITING);
+		ck_assert_int_eq(standing(s), WAITING);
 		later(&f, 60000);
 	}
 	goes_on(&f, "again and again");
@@ -296,10 +294,10 @@ TEST_LOOP(anew_before_it_is_named, 0, 4)
 	case 2: rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1); break;
 	default:
 		rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
-		ck_assert_int_eq(s->state, ATTEMPT_SUBMITTED);
+		ck_assert_int_eq(standing(s), SUBMITTED);
 		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
 	}
-	ck_assert_msg(s->state == ATTEMPT_WAITING, "%d: %s: %s", _i, attempt_state_name(s->state),
+	ck_assert_msg(standing(s) == WAITING, "%d: %s: %s", _i, attempt_state_name(s->state),
 	              s->end.why);
 	ck_assert_uint_eq(s->past.lost, 0);
 	goes_on(&f, "anew before it is named");
@@ -312,7 +310,7 @@ TEST(another_one_anew)
 	struct attempt *s = f.r->s;
 	anew(&f, f.d2);
 	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
-	ck_assert_int_eq(s->state, ATTEMPT_HANDED);
+	ck_assert_int_eq(standing(s), RUNNING);
 	rig_more(f.r, f.d1, 1, 3, 13, 1);
 	ck_assert_uint_eq(s->past.lost, 1);
 	later(&f, 200000);
@@ -348,7 +346,7 @@ TEST(one_that_kills)
 		rig_down(f.r, s->try.decode);
 		later(&f, 500000);
 	}
-	ck_assert_int_eq(s->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(standing(s), FAILED);
 	ck_assert_int_eq(s->end.status, 503);
 	ck_assert_str_eq(s->end.why,
 	                 "worker d3 is gone: killed (attempt 3, 3 lost in a row: max_attempts)");
@@ -377,7 +375,7 @@ TEST_LOOP(attempts_are_bounded, 0, 2)
 		later(&f, 500000);
 	}
 	ck_assert_uint_eq(n, 3 * ATTEMPTS_TIMES);
-	ck_assert_int_eq(s->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(standing(s), FAILED);
 	ck_assert_int_eq(s->end.status, 503);
 	rig_free(f.r);
 }
@@ -400,7 +398,7 @@ TEST_LOOP(room_at_a_time, 0, 6)
 	m.retry_after_us = rows[_i].hint_us;
 	attempts_failed(&f.r->e, f.p1, &head, &m);
 	if (!rows[_i].waits_us) {
-		ck_assert_int_eq(s->state, ATTEMPT_FAILED);
+		ck_assert_int_eq(standing(s), FAILED);
 		ck_assert_int_eq(s->end.status, 429);
 		ck_assert_str_eq(s->end.why, "full");
 		ck_assert_uint_ge(s->end.retry_after_us, 60000000);
@@ -408,12 +406,12 @@ TEST_LOOP(room_at_a_time, 0, 6)
 		rig_free(f.r);
 		return;
 	}
-	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
+	ck_assert_int_eq(standing(s), WAITING);
 	later(&f, rows[_i].waits_us - 30000);
-	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
+	ck_assert_int_eq(standing(s), WAITING);
 	f.now = 0;
 	later(&f, rows[_i].waits_us);
-	ck_assert_int_eq(s->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(s), SUBMITTED);
 	ck_assert_uint_eq(s->end.retry_after_us, 0);
 	goes_on(&f, "room");
 }
@@ -425,11 +423,11 @@ TEST_LOOP(no_wait_for_workers, 0, 2)
 	struct attempt *s = f.r->s;
 	f.r->e.opts.retry_wait_us = 0;
 	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_STALLED, 1);
-	ck_assert_int_eq(s->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(s), SUBMITTED);
 	rig_fail(f.r, s->try.prefill, 2, PDS__FAULT__FAULT_STALLED, 1);
-	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
+	ck_assert_int_eq(standing(s), WAITING);
 	later(&f, 100000);
-	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
+	ck_assert_int_eq(standing(s), WAITING);
 	if (_i == 0) {
 		goes_on(&f, "no wait");
 		return;
@@ -438,7 +436,7 @@ TEST_LOOP(no_wait_for_workers, 0, 2)
 	for (int i = 0; i < 5; i++)
 		rig_down(f.r, all[i]);
 	later(&f, 400000);
-	ck_assert_int_eq(s->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(standing(s), FAILED);
 	ck_assert_int_eq(s->end.status, 503);
 	rig_free(f.r);
 }

@@ -172,6 +172,35 @@ TEST(name_of_the_file)
 	}
 }
 
+#define TEN "0123456789"
+#define LONG TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN "1234567" /* 127 bytes */
+
+TEST(aliases)
+{
+	static const struct {
+		const char *names[3], *says;
+	} cases[] = {
+		{{"a", "*", LONG}, NULL},
+		{{"a", "b", ""}, "model_aliases: \"\" has 0 bytes; a name has 1 to 127"},
+		{{LONG "8", "a", "b"},
+	     "1234567"
+	     "8\" has 128 bytes; a name has 1 to 127"},
+		{{"a", "b", "a"}, "model_aliases: \"a\" is a name of the model already"},
+		{{"*", "b", "*"}, "model_aliases: \"*\" is a name of the model already"},
+		{{"a", "served", "b"}, "model_aliases: \"served\" is a name of the model already"},
+	};
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct model *m = NULL;
+		struct err err = {0};
+		ck_assert_int_eq(served_model_open("", "served", &m, &err), 0);
+		int r = model_set_aliases(m, cases[i].names, 3, &err);
+		ck_assert_int_eq(r, cases[i].says ? ERR_INVALID : 0);
+		if (cases[i].says)
+			has(err.text, cases[i].says);
+		served_model_close(&m);
+	}
+}
+
 /* --- requests ------------------------------------------------------------ */
 
 #define PLAIN                                                                             \

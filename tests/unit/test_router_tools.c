@@ -120,6 +120,9 @@ static char *line_of(const struct told *t)
 #define EMPTY_H "<|channel|>commentary to=functions.g <|constrain|>json<|message|>"
 #define ARGS_F "{\"city\": \"Oslo\", \"days\": [1, 2]}"
 
+#define GENERIC(calls) "{\"tool_calls\": [" calls "]}"
+#define CALL_J(name, arguments) "{\"name\": \"" name "\", \"arguments\": " arguments "}"
+
 static const struct {
 	const char *calls, *reasoning, *says, *more, *want;
 } answers[] = {
@@ -196,6 +199,21 @@ static const struct {
 	{"llama3_json", "none", "{\"name\": \"f\", \"parameters\": " ARGS_F "}", TOOLS,
      "||<0 f " ARGS_F ">|tool_calls"},
 	{"mistral", "none", "[TOOL_CALLS]f[ARGS]" ARGS_F, TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
+	{"generic", "none", GENERIC(CALL_J("f", ARGS_F)), TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
+	{"generic", "none", GENERIC(CALL_J("f", ARGS_F) ", " CALL_J("g", "{}")), TOOLS,
+     "||<0 f " ARGS_F ">|tool_calls"},
+	{"generic", "none", GENERIC(CALL_J("f", ARGS_F) ", " CALL_J("g", "{}")),
+     TOOLS ",\"parallel_tool_calls\":true", "||<0 f " ARGS_F "><1 g {}>|tool_calls"},
+	{"generic", "none", GENERIC(CALL_J("g", "{}")), TOOLS ",\"tool_choice\":" NAMED_G,
+     "||<0 g {}>|stop"},
+	{"generic", "none", "{\"response\": \"Say \\\"hi\\\"\\nnow\"}", TOOLS,
+     "|Say \"hi\"\nnow||stop"},
+	{"generic", "think", "<think>Hm.</think>{\"response\": \"4\"}", TOOLS, "Hm.|4||stop"},
+	{"generic", "none", "{\"response\": \"Say \\\"hi\\\" now\"}", TOOLS ",\"max_tokens\":5", NULL},
+	{"generic", "none", "{\"response\": \"x\"}", "\"max_tokens\":90",
+     "|{\"response\": \"x\"}||stop"},
+	{"generic", "none", GENERIC(CALL_J("g", "{}")), TOOLS ",\"tool_choice\":\"none\"",
+     "|" GENERIC(CALL_J("g", "{}")) "||stop"},
 };
 
 TEST_CASE("tools", .timeout_s = 60);
@@ -413,6 +431,8 @@ TEST(no_empty_chunks)
 
 /* --- requests ------------------------------------------------------------ */
 
+#define ALLOW(mode, tools) \
+	"{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"" mode "\",\"tools\":[" tools "]}}"
 #define USER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
 #define AFTER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"},"
 #define RESULT "{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"content\":\"cold\"}]"
@@ -449,6 +469,24 @@ static const struct {
 	{USER "," TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"h\"}}",
      "tool_choice", "not among tools"},
 	{USER ",\"tool_choice\":\"required\"", "tool_choice", "needs tools"},
+	{USER "," TOOLS ",\"tool_choice\":" ALLOW("auto", NAMED_G), NULL, ""},
+	{USER "," TOOLS ",\"tool_choice\":" ALLOW("required", NAMED_G "," NAMED_G), NULL, ""},
+	{USER "," TOOLS ",\"tool_choice\":" ALLOW("auto", ""), NULL, ""},
+	{USER "," TOOLS ",\"tool_choice\":" ALLOW("required", ""), "tool_choice", "needs tools"},
+	{USER ",\"tool_choice\":" ALLOW("auto", NAMED_G), "tool_choice.allowed_tools.tools",
+     "allowed_tools.tools[0] must be a function that is among tools, got \\\"g\\\""},
+	{USER "," TOOLS ",\"tool_choice\":" ALLOW("auto", NAMED_G ",5"),
+     "tool_choice.allowed_tools.tools", "allowed_tools.tools[1] must be a function"},
+	{USER "," TOOLS ",\"tool_choice\":" ALLOW("none", NAMED_G), "tool_choice.allowed_tools.mode",
+     "mode must be \\\"auto\\\" or \\\"required\\\", got \\\"none\\\""},
+	{USER "," TOOLS ",\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\"}",
+     "tool_choice.allowed_tools.mode", "got nothing"},
+	{USER "," TOOLS ",\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":"
+          "\"auto\",\"tools\":{}}}",
+     "tool_choice.allowed_tools.tools", "an array of at most 128 tools, got {}"},
+	{IMPOSSIBLE ",\"tool_choice\":" ALLOW("required", "{\"function\":{\"name\":\"h\"}}"), "tools",
+     "tools[1].function.parameters: /properties/a/if: this keyword is not supported"},
+	{IMPOSSIBLE ",\"tool_choice\":" ALLOW("required", "{\"function\":{\"name\":\"f\"}}"), NULL, ""},
 	{USER "," TOOLS ",\"tool_choice\":" NAMED_G ",\"response_format\":{\"type\":\"json_object\"}",
      "tool_choice", "bind both"},
 	{USER "," TOOLS ",\"tool_choice\":\"required\",\"guided_choice\":[\"a\"]", "tool_choice",
@@ -529,6 +567,11 @@ static const struct asked {
      "\"min\":1,\"max\":1,"},
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "{\"any_of\":[[{\"literal\":\"g\"}"},
 	{"hermes", "none", ",\"tool_choice\":" NAMED_G, "\"min\":1,\"max\":1,"},
+	{"hermes", "none", ",\"tool_choice\":" ALLOW("auto", NAMED_G), NULL},
+	{"hermes", "none", ",\"tool_choice\":" ALLOW("required", NAMED_G),
+     "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\\n{\\\"name\\\": "
+     "\\\"\"},{\"any_of\":[[{\"literal\":\"g\"}"},
+	{"hermes", "none", ",\"tool_choice\":" ALLOW("required", NAMED_G), "\"min\":1,\"max\":8,"},
 	{"glm", "think", ",\"tool_choice\":\"required\"",
      "[{\"any_of\":[[{\"repeat\":[{\"literal\":\"<tool_call>\"}"},
 	{"hermes", "granite", ",\"tool_choice\":\"required\"",
@@ -545,6 +588,23 @@ static const struct asked {
      "to=functions.\"},{\"any_of\":[[{\"literal\":\"g\"},{\"literal\":\" "
      "<|constrain|>json<|message|>\"},{\"schema\":"},
 	{"harmony", "harmony", ",\"tool_choice\":\"required\"", "\"min\":1,\"max\":1}]]"},
+	/* of the generic format all of an answer has a form, if there are tools */
+	{"generic", "none", "", "]},{\"literal\":\"}\"}]"},
+	{"generic", "none", "",
+     "[{\"any_of\":[[{\"literal\":\"{\\\"tool_calls\\\": "
+     "[\"},{\"repeat\":[{\"literal\":\"{\\\"name\\\": "
+     "\\\"\"},{\"any_of\":[[{\"literal\":\"f\"}"},
+	{"generic", "none", "",
+     "[{\"literal\":\"{\\\"response\\\": \"},{\"schema\":{\"type\":\"string\"}}"},
+	{"generic", "none", "", "\"min\":1,\"max\":1,"},
+	{"generic", "none", ",\"parallel_tool_calls\":true", "\"min\":1,\"max\":8,"},
+	{"generic", "none", ",\"tool_choice\":\"none\"", NULL},
+	{"generic", "none", ",\"tool_choice\":\"none\",\"guided_regex\":\"a+\"", "a+"},
+	{"generic", "none", ",\"tool_choice\":\"required\"",
+     "\"separator\":\", \"},{\"literal\":\"]}\"}]]}]"},
+	{"generic", "none", ",\"tool_choice\":" NAMED_G, "\"},{\"any_of\":[[{\"literal\":\"g\"}"},
+	{"generic", "think", "" WITHIN("<think>"),
+     "[{\"free\":\"</think>\"},{\"regex\":\"\\\\n{0,2}\"},{\"any_of\""},
 	/* a form for the answer is that of what comes behind the thoughts; where the prompt opens none
 	 * and words would, of the whole answer */
 	{"hermes", "none", ",\"guided_regex\":\"a+\"", "a+"},
@@ -656,6 +716,62 @@ TEST(too_much)
 		free(out);
 		buf_fini(&b);
 	}
+	world_free(w);
+}
+
+/* The generic format and a form of the answer's own exclude each other; a schema that cannot be
+ * bound is refused whatever the choice. */
+TEST(generic_binds)
+{
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	struct world *w = tools_world("generic", "none", "ok<|im_end|>");
+	static const char *const cases[][3] = {
+		{USER "," TOOLS ",\"response_format\":{\"type\":\"json_object\"}", "\"param\":\"tools\"",
+	     "this model cannot use tools together with response_format (tool_parser generic): send "
+	     "one"},
+		{USER "," TOOLS ",\"tool_choice\":\"required\",\"guided_regex\":\"a\"",
+	     "\"param\":\"tool_choice\"", "bind both: give one"},
+		{IMPOSSIBLE, "\"param\":\"tools\"", "tools[1].function.parameters: /properties/a/if"}};
+	for (int i = 0; i < 3; i++) {
+		char *body = mem_printf("{%s}", cases[i][0]), *out = ask(w, "/v1/chat/completions", body);
+		has(out, "HTTP/1.1 400 ");
+		has(out, cases[i][1]);
+		has(out, cases[i][2]);
+		free(out);
+		free(body);
+	}
+	/* an error of the form of all tools names what the client sent */
+	char *text = mem_alloc(70001);
+	memset(text, 'x', 70000);
+	text[70000] = 0;
+	for (int i = 0; i < 2; i++) {
+		char *body = mem_printf(
+			"{" USER ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+			"\"parameters\":{\"type\":\"object\",\"description\":\"%s\"}}},{\"type\":\"function\","
+			"\"function\":{\"name\":"
+			"\"g\",\"parameters\":{\"type\":\"object\",\"description\":\"%s\"}}}]%s}",
+			text, text, i ? ",\"tool_choice\":\"required\"" : "");
+		char *out = ask(w, "/v1/chat/completions", body);
+		has(out, i ? "\"param\":\"tool_choice\"" : "\"param\":\"tools\"");
+		has(out, i ? "\"tool_choice: the form that" : "\"tools: the form that");
+		free(out);
+		free(body);
+	}
+	free(text);
+	world_free(w);
+}
+
+/* Of a model whose template shows nothing, and where that is turned off. */
+TEST(detected)
+{
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	struct world *w = tools_world("auto", "auto", "ok<|im_end|>");
+	ck_assert(toolcall_format_is_generic(w->model.calls));
+	world_free(w);
+	w = tools_world("none", "auto", "ok<|im_end|>");
+	ck_assert_ptr_null(w->model.calls);
 	world_free(w);
 }
 

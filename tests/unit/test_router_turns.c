@@ -78,17 +78,17 @@ static void ask_b(unsigned n)
 		W.of_b[W.n_b++] = ask(&W.b, 20, 0);
 }
 
-static unsigned count(struct attempt *const *s, unsigned n, enum attempt_state state)
+static unsigned count(struct attempt *const *s, unsigned n, enum standing want)
 {
 	unsigned k = 0;
 	for (unsigned i = 0; i < n; i++)
-		k += s[i] && s[i]->state == state;
+		k += s[i] && standing(s[i]) == want;
 	return k;
 }
 
 static unsigned submitted(void)
 {
-	return count(W.of_a, W.n_a, ATTEMPT_SUBMITTED) + count(W.of_b, W.n_b, ATTEMPT_SUBMITTED);
+	return count(W.of_a, W.n_a, SUBMITTED) + count(W.of_b, W.n_b, SUBMITTED);
 }
 
 /* The first token, from its prefill worker. */
@@ -105,7 +105,7 @@ static void ends(struct attempt *s)
 {
 	W.r->log[0] = W.r->out[0] = 0;
 	rig_tokens_from(W.r, s->try.decode, s->id, s->number, 1, 11, 19, PDS__FINISH__FINISH_LENGTH);
-	ck_assert_int_eq(s->state, ATTEMPT_DONE);
+	ck_assert_int_eq(standing(s), DONE);
 }
 
 static void fails(struct attempt *s, Pds__Fault fault)
@@ -124,9 +124,9 @@ TEST(a_single_request_is_next_beside_a_greedy_caller)
 	ask_a(MOST);
 	ck_assert_uint_eq(submitted(), WINDOW);
 	ask_b(1);
-	ck_assert_int_eq(W.of_b[0]->state, ATTEMPT_WAITING);
+	ck_assert_int_eq(standing(W.of_b[0]), WAITING);
 	starts(W.of_a[0]);
-	ck_assert_int_eq(W.of_b[0]->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(W.of_b[0]), SUBMITTED);
 	ck_assert_uint_eq(submitted(), WINDOW);
 	end();
 }
@@ -139,8 +139,8 @@ TEST(two_callers_get_the_same)
 	ask_b(2 * WINDOW);
 	for (unsigned i = 0; i < WINDOW; i++)
 		starts(W.of_a[i]);
-	ck_assert_uint_eq(count(W.of_a, W.n_a, ATTEMPT_SUBMITTED), WINDOW / 2);
-	ck_assert_uint_eq(count(W.of_b, W.n_b, ATTEMPT_SUBMITTED), WINDOW / 2);
+	ck_assert_uint_eq(count(W.of_a, W.n_a, SUBMITTED), WINDOW / 2);
+	ck_assert_uint_eq(count(W.of_b, W.n_b, SUBMITTED), WINDOW / 2);
 	end();
 }
 
@@ -150,7 +150,7 @@ TEST(a_caller_that_is_alone_has_it_all)
 	ask_a(MOST);
 	for (unsigned i = 0; i < MOST; i++) {
 		ck_assert_uint_eq(submitted(), i + WINDOW < MOST ? WINDOW : MOST - i);
-		ck_assert_int_eq(W.of_a[i]->state, ATTEMPT_SUBMITTED); /* first in, first out */
+		ck_assert_int_eq(standing(W.of_a[i]), SUBMITTED); /* first in, first out */
 		starts(W.of_a[i]);
 	}
 	ck_assert_uint_eq(W.p->requests, 0);
@@ -180,8 +180,8 @@ TEST_LOOP(one_that_few_workers_may_take_keeps_nobody_waiting, 0, 2)
 		if (W.of_a[i]->try.prefill == other)
 			attempt_cancel(W.of_a[i], "the client is gone");
 	attempts_tick(&W.r->e, clock_us());
-	ck_assert_int_eq(W.of_a[8]->state, ATTEMPT_WAITING);
-	ck_assert_uint_eq(count(W.of_b, 3, ATTEMPT_SUBMITTED), 3);
+	ck_assert_int_eq(standing(W.of_a[8]), WAITING);
+	ck_assert_uint_eq(count(W.of_b, 3, SUBMITTED), 3);
 	ck_assert_uint_eq(other->starting, 3);
 	end();
 }
@@ -229,14 +229,14 @@ TEST(a_share_that_is_used_up_keeps_nobody_else_waiting)
 	W.p->starting += WINDOW;
 	fair_charge(&W.r->e.queue, &W.a.turns, 100000); /* b is next */
 	ask_a(1);
-	ck_assert_int_eq(W.of_a[1]->state, ATTEMPT_WAITING);
+	ck_assert_int_eq(standing(W.of_a[1]), WAITING);
 	W.p->starting -= WINDOW;
 	attempt_cancel(W.of_b[15], "the client is gone"); /* another of b's takes its turn */
 	ask_b(1);
 	W.r->e.room = 1;
 	attempts_tick(&W.r->e, clock_us());
-	ck_assert_int_eq(W.of_a[1]->state, ATTEMPT_SUBMITTED);
-	ck_assert_int_eq(W.of_b[16]->state, ATTEMPT_WAITING);
+	ck_assert_int_eq(standing(W.of_a[1]), SUBMITTED);
+	ck_assert_int_eq(standing(W.of_b[16]), WAITING);
 	end();
 }
 
@@ -255,7 +255,7 @@ TEST(a_decode_worker_without_slots)
 	ask_b(1);
 	ends(W.of_a[0]); /* those that wait there already take the slot */
 	starts(W.of_a[16]);
-	ck_assert_int_eq(W.of_b[0]->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(W.of_b[0]), SUBMITTED);
 	ck_assert_uint_eq(submitted(), 4);
 	end();
 }
@@ -292,7 +292,7 @@ TEST_LOOP(full_and_failing_decode_workers_beside_a_free_one, 0, 2)
 	if (_i)                       /* the failing one alone is no reason to prefer p1 either */
 		registry_down(&W.r->g, W.d, clock_us());
 	ask_a(1);
-	ck_assert_int_eq(W.of_a[0]->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(W.of_a[0]), SUBMITTED);
 	ck_assert_ptr_eq(W.of_a[0]->try.prefill, m);
 	m->tokens_in_flight -= 100000;
 	W.d->requests = W.d->starting = 0;
@@ -343,10 +343,10 @@ TEST(a_single_token_needs_no_slot)
 	W.p->step_tokens = 10;
 	for (unsigned i = 0; i < 6; i++)
 		W.of_b[W.n_b++] = ask(&W.b, 1, 0);
-	ck_assert_uint_eq(count(W.of_b, W.n_b, ATTEMPT_SUBMITTED), 4); /* eight at its prefill worker */
+	ck_assert_uint_eq(count(W.of_b, W.n_b, SUBMITTED), 4); /* eight at its prefill worker */
 	rig_first_full(W.r, W.p, W.of_b[0]->id, 1, 0, 10, "", 0, PDS__FINISH__FINISH_LENGTH, 0);
-	ck_assert_int_eq(W.of_b[4]->state, ATTEMPT_SUBMITTED);
-	ck_assert_int_eq(W.of_b[5]->state, ATTEMPT_WAITING);
+	ck_assert_int_eq(standing(W.of_b[4]), SUBMITTED);
+	ck_assert_int_eq(standing(W.of_b[5]), WAITING);
 	end();
 }
 
@@ -360,7 +360,7 @@ TEST(cancelled_while_it_waits)
 	ck_assert_str_eq(W.r->log, ""); /* no worker had it */
 	ck_assert_uint_eq(W.r->e.queue.n, 2);
 	starts(W.of_a[0]);
-	ck_assert_int_eq(W.of_a[WINDOW + 1]->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(W.of_a[WINDOW + 1]), SUBMITTED);
 	end();
 }
 
@@ -371,7 +371,7 @@ TEST(a_place_that_a_cancelled_one_leaves)
 	ask_a(WINDOW + 1);
 	attempt_cancel(W.of_a[3], "the client is gone");
 	attempts_tick(&W.r->e, clock_us());
-	ck_assert_int_eq(W.of_a[WINDOW]->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(W.of_a[WINDOW]), SUBMITTED);
 	end();
 }
 
@@ -396,7 +396,7 @@ TEST(its_time_is_up_while_it_waits)
 	W.deadline_us = 1000000;
 	ask_b(1);
 	attempts_tick(&W.r->e, clock_us() + 1100000);
-	ck_assert_int_eq(W.of_b[0]->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(standing(W.of_b[0]), FAILED);
 	ck_assert_int_eq(W.status, 504);
 	ck_assert_int_eq(W.ended, 1);
 	end();
@@ -409,21 +409,21 @@ TEST_LOOP(workers_are_lost_while_it_waits, 0, 2)
 	ask_a(WINDOW);
 	ask_b(2);
 	attempts_tick(&W.r->e, clock_us() + 30000000);
-	ck_assert_uint_eq(count(W.of_b, 2, ATTEMPT_WAITING), 2);
+	ck_assert_uint_eq(count(W.of_b, 2, WAITING), 2);
 	W.p->beat.draining = W.d->beat.draining = 1;
 	uint64_t lost = clock_us() + 31000000;
 	attempts_tick(&W.r->e, lost);
 	attempts_tick(&W.r->e, lost + 9000000);
-	ck_assert_uint_eq(count(W.of_b, 2, ATTEMPT_WAITING), 2);
+	ck_assert_uint_eq(count(W.of_b, 2, WAITING), 2);
 	if (_i) {
 		W.p->beat.draining = W.d->beat.draining = 0;
 		attempts_tick(&W.r->e, lost + 9500000);
 		starts(W.of_a[0]);
 		starts(W.of_a[1]);
-		ck_assert_uint_eq(count(W.of_b, 2, ATTEMPT_SUBMITTED), 2);
+		ck_assert_uint_eq(count(W.of_b, 2, SUBMITTED), 2);
 	} else {
 		attempts_tick(&W.r->e, lost + 11000000);
-		ck_assert_uint_eq(count(W.of_b, 2, ATTEMPT_FAILED), 2);
+		ck_assert_uint_eq(count(W.of_b, 2, FAILED), 2);
 		ck_assert_int_eq(W.status, 503);
 	}
 	end();
@@ -456,7 +456,7 @@ TEST_LOOP(a_lost_attempt_goes_before_new_ones, 0, 2)
 	if (_i)
 		starts(W.of_a[0]);
 	fails(W.of_a[0], PDS__FAULT__FAULT_STALLED);
-	ck_assert_int_eq(W.of_a[0]->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(standing(W.of_a[0]), SUBMITTED);
 	ck_assert_uint_eq(W.of_a[0]->number, 2);
 	end();
 }
@@ -471,14 +471,14 @@ TEST(a_lost_worker)
 		starts(W.of_a[i]);
 	ask_a(WINDOW);
 	W.r->log[0] = 0;
-	ck_assert_uint_eq(count(W.of_a, WINDOW, ATTEMPT_HANDED), WINDOW);
+	ck_assert_uint_eq(count(W.of_a, WINDOW, RUNNING), WINDOW);
 	ck_assert_uint_eq(W.d->requests, WINDOW);
 	registry_down(&W.r->g, W.d, clock_us());
 	attempts_worker_down(&W.r->e, W.d, "its link restarts", WORKER_LINK_RESTART);
 	attempts_tick(&W.r->e, clock_us() + 200000);
-	ck_assert_uint_eq(count(W.of_a, WINDOW, ATTEMPT_SUBMITTED), WINDOW / 2);
+	ck_assert_uint_eq(count(W.of_a, WINDOW, SUBMITTED), WINDOW / 2);
 	ck_assert_uint_eq(d2->requests, WINDOW + WINDOW / 2);
-	ck_assert_uint_eq(count(W.of_a, W.n_a, ATTEMPT_WAITING), 0);
+	ck_assert_uint_eq(count(W.of_a, W.n_a, WAITING), 0);
 	end();
 }
 
@@ -493,7 +493,7 @@ static void embeds(struct attempt *s)
 	m.n_values = 4;
 	W.r->log[0] = 0;
 	attempts_embedding(&W.r->e, W.p, &head, &m);
-	ck_assert_int_eq(s->state, ATTEMPT_DONE);
+	ck_assert_int_eq(standing(s), DONE);
 }
 
 /* It keeps what it has, and gets more as that ends; nothing of it is a loss. */
@@ -520,12 +520,12 @@ TEST(a_worker_that_others_have_filled)
 	begin();
 	W.of_a[W.n_a++] = ask(&W.a, 1, 1);
 	for (unsigned i = 0; i < 3; i++) {
-		ck_assert_int_eq(W.of_a[0]->state, ATTEMPT_SUBMITTED);
+		ck_assert_int_eq(standing(W.of_a[0]), SUBMITTED);
 		fails(W.of_a[0], PDS__FAULT__FAULT_OVERLOADED);
 		W.r->log[0] = 0;
 		attempts_tick(&W.r->e, clock_us() + 5000000);
 	}
-	ck_assert_int_eq(W.of_a[0]->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(standing(W.of_a[0]), FAILED);
 	ck_assert_int_eq(W.status, 429);
 	end();
 }

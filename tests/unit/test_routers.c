@@ -67,7 +67,7 @@ static void on_down(void *arg, struct peer *p, const char *why)
 static void setup(void)
 {
 	struct err err = {0};
-	struct chan_opts o = pair_opts(0, NULL);
+	struct chan_opts o = pair_opts(0);
 	struct chan_hooks h = {.arg = &worker, .up = side_up, .down = on_down};
 	base_setup();
 	dns_start(&dns, base);

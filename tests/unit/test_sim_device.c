@@ -4,7 +4,8 @@
  * The model is a small transformer, recorded as an engine would; test_sim.c has the engine, and
  * faults in the KV. Times are the device's own counter; wall time is compared with it in one
  * direction only, so that a busy machine does not fail a test. */
-#include "kernels/kernels.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 #include "kernels/sim/options.h"
 #include "util/clock.h"
 
@@ -91,6 +92,7 @@ static void norm(struct rig *r, enum kern_rows rows, enum buffer x, int adds)
 	struct kern_op *op = add(r, KERN_OP_NORM, rows);
 	op->norm.x = buffer(r, x, HIDDEN);
 	op->norm.y = buffer(r, H, HIDDEN);
+	op->norm.w = r->act.dev;
 	op->norm.dim = HIDDEN;
 	if (adds)
 		op->norm.a = buffer(r, SUM, HIDDEN);
@@ -126,6 +128,8 @@ static void attention_in(struct rig *r, uint32_t layer)
 		                                        .y = buffer(r, Q + (enum buffer)i, HIDDEN)};
 	op = add(r, KERN_OP_ROPE, KERN_ROWS_ALL);
 	op->rope.x = buffer(r, Q, HIDDEN);
+	op->rope.heads = HEADS;
+	op->rope.head_dim = DIM;
 	op = add(r, KERN_OP_KV_WRITE, KERN_ROWS_ALL);
 	op->kv_write.kv = kv_of(r, layer);
 	op->kv_write.k = buffer(r, K, HIDDEN);
@@ -148,6 +152,7 @@ static void rest_of_layer(struct rig *r, uint32_t layer, enum kern_rows rows, en
 	op->act_mul.gate = buffer(r, GATE, FFN);
 	op->act_mul.up = buffer(r, UP, FFN);
 	op->act_mul.y = buffer(r, ACT, FFN);
+	op->act_mul.dim = FFN;
 	matmul(r, rows, buffer(r, ACT, FFN), buffer(r, SUM, HIDDEN), r->w[7]);
 	norm(r, rows, x, 1);
 }
@@ -166,6 +171,7 @@ static void record(struct rig *r)
 	op = add(r, KERN_OP_GATHER_ROWS, KERN_ROWS_TAIL);
 	op->gather_rows.x = buffer(r, X, HIDDEN);
 	op->gather_rows.y = buffer(r, TAIL_X, HIDDEN);
+	op->gather_rows.dim = HIDDEN;
 	rest_of_layer(r, LAYERS - 1, KERN_ROWS_TAIL, TAIL_X);
 	matmul(r, KERN_ROWS_TAIL, buffer(r, H, HIDDEN),
 	       (struct kern_tensor){r->logits.dev, VOCAB, KERN_F32}, r->w[0]);
@@ -198,7 +204,7 @@ static struct rig *rig_open(struct sim_options o)
 	ck_assert(!sim->mem_new(r->dev, KERN_MEM_PINNED, limits.batch_bytes, &r->batch));
 	ck_assert(!sim->mem_new(r->dev, KERN_MEM_SHARED, 4096, &r->board));
 	for (int i = 0; i < 8; i++)
-		ck_assert(!sim->weight_new(r->dev, KERN_BF16, shape[i][0], shape[i][1], NULL, 0, &r->w[i]));
+		ck_assert(!sim->weight_new(r->dev, KERN_BF16, 1, shape[i][0], shape[i][1], &r->w[i]));
 	record(r);
 	ck_assert_msg(!sim->program_new(r->dev, r->op, r->ops, &limits, &r->p), "%s",
 	              sim->last_error(r->dev));
@@ -384,6 +390,34 @@ TEST(test_tensor_parallel)
 
 /* --- idle time ----------------------------------------------------------- */
 
+/* An operation costs the weights that it reads, and for each row those that the row uses. */
+TEST(test_experts_cost_what_they_read)
+{
+	enum { EXPERTS = 4, USED = 2 };
+	struct rig *r = rig_open(options);
+	struct kern_weight *down = NULL;
+	struct piece many = {0, 0, 40, 0}, one = {1, 0, 1, 0};
+	double before = took_us(r, &many, 1), before_one = took_us(r, &one, 1);
+	ck_assert(!sim->weight_new(r->dev, KERN_BF16, EXPERTS, HIDDEN, FFN, &down));
+	struct kern_op *op = add(r, KERN_OP_EXPERTS_DOWN, KERN_ROWS_ALL);
+	op->experts_down.experts = (struct kern_experts){.experts = EXPERTS,
+	                                                 .count = EXPERTS,
+	                                                 .down = down};
+	op->experts_down.ids = op->experts_down.weights = r->act.dev;
+	op->experts_down.used = USED;
+	op->experts_down.x = buffer(r, ACT, FFN);
+	op->experts_down.y = buffer(r, SUM, HIDDEN);
+	sim->program_destroy(&r->p);
+	ck_assert_msg(!sim->program_new(r->dev, r->op, r->ops, &limits, &r->p), "%s",
+	              sim->last_error(r->dev));
+	double weights = 2.0 * EXPERTS * HIDDEN * FFN, each = 2.0 * USED * HIDDEN * FFN;
+	ck_assert_double_eq_tol(took_us(r, &many, 1) - before, us(40 * each, weights), 0.01);
+	ck_assert_double_eq_tol(took_us(r, &one, 1) - before_one, us(each, weights), 0.01);
+	sim->program_destroy(&r->p);
+	sim->weight_destroy(r->dev, &down);
+	rig_close(r);
+}
+
 /* The host is busy beyond the end of what runs, a step or, with two in flight, the later one: the
  * next step does not begin before the host starts it. */
 TEST_LOOP(test_a_busy_host_leaves_the_device_idle, 0, 2)
@@ -435,36 +469,26 @@ TEST(test_progress_in_time_order)
 
 TEST(test_operations_that_a_simulated_model_has_not)
 {
-	static const struct {
-		enum kern_op_kind kind;
-		const char *name;
-	} none[] = {
-		{KERN_OP_SCALE, "scale"},
-		{KERN_OP_HEAD_NORM, "head_norm"},
-		{KERN_OP_ROUTE, "route"},
-		{KERN_OP_EXPERTS_ACT, "experts_act"},
-		{KERN_OP_EXPERTS_DOWN, "experts_down"},
-		{KERN_OP_HEADS_MATMUL, "heads_matmul"},
-		{KERN_OPS, "unknown"},
-	};
 	struct rig *r = rig_open(options);
 	struct kern_program *p = NULL;
-	add(r, KERN_OP_SCALE, KERN_ROWS_TAIL);
-	for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
-		r->op[r->ops - 1].kind = none[i].kind;
-		ck_assert_int_eq(sim->program_new(r->dev, r->op, r->ops, &limits, &p), KERN_ENOTSUP);
-		ck_assert_msg(strstr(sim->last_error(r->dev), none[i].name) != NULL,
-		              "'%s' does not name %s", sim->last_error(r->dev), none[i].name);
-	}
+	add(r, KERN_OPS, KERN_ROWS_TAIL);
+	ck_assert_int_eq(sim->program_new(r->dev, r->op, r->ops, &limits, &p), KERN_ENOTSUP);
+	ck_assert_msg(strstr(sim->last_error(r->dev), "unknown") != NULL, "%s",
+	              sim->last_error(r->dev));
 	r->op[r->ops - 1] = (struct kern_op){
 		.kind = KERN_OP_ATTENTION, .attention = {.kv = kv_of(r, 0), .heads = HEADS, .window = 512}};
+	r->op[r->ops - 1].attention.q = buffer(r, Q, HIDDEN);
+	r->op[r->ops - 1].attention.out = buffer(r, ATT, HEADS * DIM);
 	ck_assert_int_eq(sim->program_new(r->dev, r->op, r->ops, &limits, &p), KERN_ENOTSUP);
 	ck_assert_msg(strstr(sim->last_error(r->dev), "attention with a window of 512") != NULL, "%s",
 	              sim->last_error(r->dev));
-	r->op[r->ops - 1] = (struct kern_op){.kind = KERN_OP_KV_WRITE,
-	                                     .kv_write = {.kv = {.block_tokens = BLOCK,
-	                                                         .block_stride_bytes = 8}}};
+	r->op[r->ops - 1] = (struct kern_op){
+		.kind = KERN_OP_KV_WRITE,
+		.kv_write = {.kv = kv_of(r, 0), .k = buffer(r, K, HIDDEN), .v = buffer(r, V, HIDDEN)}};
+	r->op[r->ops - 1].kv_write.kv.block_stride_bytes = 8;
 	ck_assert_int_eq(sim->program_new(r->dev, r->op, r->ops, &limits, &p), KERN_EINVAL);
+	ck_assert_msg(strstr(sim->last_error(r->dev), "16 bytes a token") != NULL, "%s",
+	              sim->last_error(r->dev));
 	ck_assert_ptr_null(p);
 	rig_close(r);
 }
@@ -519,10 +543,11 @@ TEST(test_operations_of_what_is_not_there)
 	REFUSED(sample, op->sample.logits.ld = VOCAB - 1);
 	REFUSED(sample, op->rows = KERN_ROWS_ALL);
 	REFUSED(sample, op->sample.kept.v += 2);
-	ck_assert_int_eq(sim->weight_new(r->dev, KERN_DTYPE_COUNT, 3, 32, NULL, 0, &w), KERN_EINVAL);
-	ck_assert_int_eq(sim->weight_new(r->dev, KERN_BF16, 3, 32, NULL, 63, &w), KERN_EINVAL);
+	ck_assert_int_eq(sim->weight_new(r->dev, KERN_DTYPE_COUNT, 1, 3, 32, &w), KERN_EINVAL);
+	ck_assert_int_eq(sim->weight_new(r->dev, KERN_BF16, 0, 3, 32, &w), KERN_EINVAL);
 	ck_assert_ptr_null(w);
-	ck_assert_int_eq(sim->weight_new(r->dev, KERN_E4M3, 3, 200, NULL, 0, &w), 0);
+	ck_assert_int_eq(sim->weight_new(r->dev, KERN_E4M3, 2, 3, 200, &w), 0);
+	ck_assert_int_eq(sim->weight_load(r->dev, w, 1, NULL, 0), 0);
 	sim->weight_destroy(r->dev, &w);
 	rig_close(r);
 }

@@ -6,11 +6,12 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { S_DONE, S_OPEN, S_TIME, S_COUNT };
+enum { S_DONE, S_OPEN, S_TIME, S_SIZE, S_COUNT };
 static const struct stat_def defs[S_COUNT] = {
 	[S_DONE] = {"done_total", "Things done.", STAT_COUNTER},
 	[S_OPEN] = {"open", "Things open.", STAT_GAUGE},
 	[S_TIME] = {"time_seconds", "How long.", STAT_SECONDS},
+	[S_SIZE] = {"other:size", "How much.", STAT_SIZES},
 };
 
 TEST(test_render)
@@ -24,6 +25,9 @@ TEST(test_render)
 	stat_observe_us(s, S_TIME, 100); /* on the bound of the first bucket */
 	stat_observe_us(s, S_TIME, 101);
 	stat_observe_us(s, S_TIME, 70000000); /* above the last bound */
+	stat_observe(s, S_SIZE, 5);
+	stat_observe(s, S_SIZE, 6);
+	stat_observe(s, S_SIZE, 500001);
 	stat_render(s, "a_", "name=\"a\"", &b);
 	static const char *const want[] = {
 		"# HELP a_done_total Things done.\n# TYPE a_done_total counter\na_done_total{name=\"a\"} "
@@ -35,6 +39,13 @@ TEST(test_render)
 		"a_time_seconds_bucket{name=\"a\",le=\"+Inf\"} 3\n",
 		"a_time_seconds_sum{name=\"a\"} 70.000201\n",
 		"a_time_seconds_count{name=\"a\"} 3\n",
+		"\n# TYPE other:size histogram\nother:size_bucket{name=\"a\",le=\"1\"} 0\n",
+		"other:size_bucket{name=\"a\",le=\"5\"} 1\n",
+		"other:size_bucket{name=\"a\",le=\"10\"} 2\n",
+		"other:size_bucket{name=\"a\",le=\"500000\"} 2\n",
+		"other:size_bucket{name=\"a\",le=\"+Inf\"} 3\n",
+		"other:size_sum{name=\"a\"} 500012\n",
+		"other:size_count{name=\"a\"} 3\n",
 	};
 	for (size_t i = 0; i < sizeof want / sizeof *want; i++)
 		ck_assert_msg(strstr(b.data, want[i]) != NULL, "missing: %s in\n%s", want[i], b.data);

@@ -318,7 +318,6 @@ TEST(test_answers)
 		answer(b, row[i].answer); /* repeated: completed already */
 		none();
 	}
-	ck_assert_uint_eq(store_outstanding(st), 0);
 }
 
 TEST(test_message)
@@ -390,7 +389,6 @@ TEST(test_bounds)
 	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, &b), ERR_FULL);
 	one(batch[0], 0, "o", 1);
 	ck_assert_int_eq(store_put(st, &it, 1, 0, &items[0], &b), 0);
-	ck_assert_uint_eq(store_outstanding(st), BATCHES);
 }
 
 TEST(test_not_ready)
@@ -511,7 +509,6 @@ TEST(test_storage_dies)
 	none();
 	attached.gone(attached.arg, EPOCH);
 	one(get, ERR_CLOSED, "ee", 1);
-	ck_assert_uint_eq(store_outstanding(st), 0);
 }
 
 TEST(test_gone_first)
@@ -524,7 +521,7 @@ TEST(test_gone_first)
 	none();
 }
 
-/* --- cancel, reset, close ------------------------------------------------ */
+/* --- cancel -------------------------------------------------------------- */
 
 TEST(test_cancel)
 {
@@ -542,56 +539,6 @@ TEST(test_cancel)
 	one(b, 0, "o", 1);
 }
 
-/* One answered and not taken, one put and one get sent, one in hand: each completes once. */
-TEST(test_reset)
-{
-	uint64_t done = ask_and_send(STORE_OP_PUT, 1, 0), put = ask_and_send(STORE_OP_PUT, 1, 0),
-			 get = ask_and_send(STORE_OP_GET, 1, 0);
-	answer(done, "o");
-	uint64_t hand = ask(STORE_OP_GET, 1, 0);
-	ck_assert_uint_eq(store_reset(st), 4);
-	loop();
-	one(done, 0, "o", 1);
-	one(put, ERR_CANCELLED, "c", 0);
-	one(hand, ERR_CANCELLED, "c", 1);
-	none();
-	ck_assert_uint_eq(count_sent(MSG_STORE_GET, hand), 0);
-	ck_assert_uint_eq(store_reset(st), 1);
-	loop();
-	fenced(get);
-	one(get, ERR_CANCELLED, "c", 1);
-	ck_assert_uint_eq(store_reset(st), 0);
-	uint64_t again = ask_and_send(STORE_OP_PUT, 1, 0); /* a reset store goes on */
-	answer(again, "o");
-	one(again, 0, "o", 1);
-}
-
-static void *take_all(void *arg)
-{
-	unsigned *n = arg;
-	for (struct store_completion *c; (c = store_take(st)); ++*n)
-		store_completion_free(&c);
-	return NULL;
-}
-
-TEST(test_close)
-{
-	unsigned n = 0;
-	pthread_t th;
-	uint64_t get = ask_and_send(STORE_OP_GET, 1, 0);
-	ask_and_send(STORE_OP_PUT, 1, 0);
-	pthread_create(&th, NULL, take_all, &n);
-	store_close(st);
-	struct store_item it = {.block = 1};
-	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, NULL), ERR_CLOSED);
-	loop();
-	fenced(get);
-	pthread_join(th, NULL); /* two completions, then the end */
-	ck_assert_uint_eq(n, 2);
-	struct store_completion *c = NULL;
-	ck_assert_int_eq(store_take_timed(st, 1000, &c), ERR_CLOSED);
-}
-
 /* --- takes --------------------------------------------------------------- */
 
 static void *answer_later(void *arg)
@@ -605,24 +552,7 @@ static void *answer_later(void *arg)
 TEST(test_takes)
 {
 	pthread_t th;
-	struct store_completion *c = NULL;
 	uint64_t b = ask_and_send(STORE_OP_PUT, 1, 0);
-	uint64_t t0 = clock_us();
-	ck_assert_int_eq(store_take_timed(st, 10000, &c), ERR_TIMEOUT);
-	ck_assert_ptr_null(c);
-	ck_assert_uint_ge(clock_us() - t0, 9000);
-	pthread_create(&th, NULL, answer_later, &b);
-	ck_assert_int_eq(store_take_timed(st, 30000000, &c), 0);
-	ck_assert_uint_eq(c->batch, b);
-	store_completion_free(&c);
-	pthread_join(th, NULL);
-	b = ask_and_send(STORE_OP_PUT, 1, 0);
-	pthread_create(&th, NULL, answer_later, &b);
-	c = store_take(st);
-	ck_assert_uint_eq(c->batch, b);
-	store_completion_free(&c);
-	pthread_join(th, NULL);
-	b = ask_and_send(STORE_OP_PUT, 1, 0);
 	pthread_create(&th, NULL, answer_later, &b);
 	struct pollfd p = {.fd = store_fd(st), .events = POLLIN};
 	ck_assert_int_eq(poll(&p, 1, 30000), 1);
@@ -670,11 +600,10 @@ TEST(test_threads)
 	}
 	for (unsigned i = 0; i < 2; i++)
 		pthread_join(th[i], NULL);
-	store_reset(st);
-	loop();
+	store_down(st, &peer, "process ended");
+	attached.gone(attached.arg, EPOCH);
 	for (struct store_completion *c; (c = store_try(st)); got++)
 		store_completion_free(&c);
 	ck_assert_uint_gt(got, 0);
 	ck_assert_uint_eq(got, atomic_load(&asked_n));
-	ck_assert_uint_eq(store_outstanding(st), 0);
 }

@@ -413,6 +413,33 @@ static const struct {
 	{"pythonic", "[f(s='\\U0001F60')]", "<0 f {\"s\": '\\U0001F60'>)]"},
 	{"pythonic", "[f(s='\\U00110000')]", "<0 f {\"s\": '\\U00110000'>)]"},
 	{"pythonic", "[f(s='\\U80000000')]", "<0 f {\"s\": '\\U80000000'>)]"},
+	/* generic */
+	{"generic",
+     "{\"tool_calls\": [{\"name\": \"f\", \"arguments\": {\"s\": \"x\"}}, {\"name\": \"g\", "
+     "\"arguments\": {}}]}",
+     "<0 f {\"s\": \"x\"}><1 g {}>"},
+	{"generic", "{ \"tool_calls\":[{\"arguments\": {}, \"name\": \"g\"} ] }\n", "<0 g {}>"},
+	{"generic", "{\"response\": \"Hi \\\"you\\\"\\t\\u00e9\\ud83d\\ude00 \\\\\\/\"}",
+     "Hi \"you\"\té😀 \\/"},
+	{"generic", "{\"response\": \"\"}", ""},
+	{"generic", "{\"response\" : \"a\\ud83dz\\ude00\\ud83d\\u0041\"} ", "a�z��A"},
+	{"generic", "{\"response\": \"cut\\u00", "cut\\u00"},
+	{"generic", "{\"response\": \"cut \\ud83d\\u", "cut \\ud83d\\u"},
+	{"generic", "{\"response\": \"bad\\x\\u00zz\"}", "bad\\x\\u00zz"},
+	{"generic", "{\"response\": \"a\"} b", "a b"},
+	{"generic", "{\"response\": 5}", "{\"response\": 5}"},
+	{"generic", "{\"tool_calls\": []}", "{\"tool_calls\": []}"},
+	{"generic", "{\"tool_calls\": {}}", "{\"tool_calls\": {}}"},
+	{"generic", "{\"tool_calls\": [{\"name\": \"nope\", \"arguments\": {}}]}",
+     "{\"tool_calls\": [{\"name\": \"nope\", \"arguments\": {}}]}"},
+	{"generic", "{\"x\": 1}", "{\"x\": 1}"},
+	{"generic", "Just text", "Just text"},
+	{"generic", "{\"tool_c", "{\"tool_c"},
+	{"generic", "{", "{"},
+	{"generic", "So: {\"response\": \"x\"}", "So: {\"response\": \"x\"}"},
+	{"generic", "{\"tool_calls\": [{\"name\": \"f\", \"arguments\": {\"s\": 1", "<0 f {\"s\": 1>"},
+	{"generic", "{\"tool_calls\": [{\"name\": \"g\", \"arguments\": {}}, {\"name\": \"nope\"}]}",
+     "<0 g {}>, {\"name\": \"nope\"}]}"},
 };
 
 #define N_ROWS (sizeof rows / sizeof *rows)
@@ -534,7 +561,7 @@ TEST_LOOP(broken_calls, 0, 6)
 static const struct {
 	const char *text, *format;
 } templates[] = {
-	{"{{ messages }}", NULL},
+	{"{{ messages }}", "generic"},
 	{"<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>",
      "hermes"},
 	{"<tool_call>\n<function=example_function_name>", "qwen3_coder"},
@@ -545,7 +572,7 @@ static const struct {
 	{"Respond in the format {\"name\": function name, \"parameters\": dictionary}; "
      "'\"parameters\": ' 'ipython'",
      "llama3_json"},
-	{"'\"parameters\": '", NULL},
+	{"'\"parameters\": '", "generic"},
 	{"<|tool_call_argument_begin|>", "kimi_k2"},
 	{"<|START_ACTION|>", "cohere"},
 	{"<|tool_call|>", "granite"},
@@ -557,9 +584,9 @@ TEST_LOOP(detection, 0, sizeof templates / sizeof *templates)
 {
 	const struct toolcall_format *f = toolcall_format_detect(templates[_i].text,
 	                                                         strlen(templates[_i].text));
-	ck_assert_str_eq(f ? toolcall_format_name(f) : "none",
-	                 templates[_i].format ? templates[_i].format : "none");
-	for (size_t i = 0; f && toolcall_format_marker(f, i); i++)
+	ck_assert_str_eq(toolcall_format_name(f), templates[_i].format);
+	ck_assert_int_eq(toolcall_format_is_generic(f), strcmp(templates[_i].format, "generic") == 0);
+	for (size_t i = 0; toolcall_format_marker(f, i); i++)
 		ck_assert_uint_lt(i, 12);
 }
 

@@ -64,6 +64,8 @@ static char *parsed(const char *format, const json_t *tools, const char *text)
 	return line;
 }
 
+static int or_response;
+
 static int matches(const char *format, const json_t *tools, const char *only, unsigned max,
                    const char *text)
 {
@@ -72,6 +74,7 @@ static int matches(const char *format, const json_t *tools, const char *only, un
 	size_t at;
 	json_t *form = toolcall_form(toolcall_format_find(format), tools, only, max, &at, &err);
 	ck_assert_msg(form != NULL, "%s: %s", format, err.text);
+	ck_assert_int_eq(or_response ? toolcall_form_or_response(form) : 0, 0);
 	char *s = json_dumps(form, 0);
 	ck_assert_msg(grammar_compile(GRAMMAR_STRUCTURE, s, strlen(s), 0, &g, &err) == 0, "%s: %s", s,
 	              err.text);
@@ -286,6 +289,14 @@ static const struct {
      "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"u\">\n<｜DSML｜parameter name=\"m\" "
      "string=\"true\">{\"x\": 5}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
      NULL},
+	{"generic", NULL, 2,
+     "{\"tool_calls\": [{\"name\": \"f\", \"arguments\": " J
+     "}, {\"name\": \"g\", \"arguments\": {}}]}",
+     F "<g {}>"},
+	{"generic", "g", 1, "{\"tool_calls\": [{\"name\": \"g\", \"arguments\": { }}]}", "<g { }>"},
+	{"generic", "g", 1, "{\"tool_calls\": [{\"name\": \"f\", \"arguments\": " J "}]}", NULL},
+	{"generic", NULL, 1, "{\"response\": \"x\"}", NULL},
+	{"generic", NULL, 1, "{\"tool_calls\": []}", NULL},
 };
 
 TEST_CASE("forms", .timeout_s = 60);
@@ -301,6 +312,33 @@ TEST_LOOP(has_form_and_is_parsed, 0, sizeof cases / sizeof *cases)
 		ck_assert_str_eq(line, cases[_i].calls);
 		free(line);
 	}
+	json_decref(tools);
+}
+
+/* An answer that may call, or not: either is all of it. */
+TEST(calls_or_a_response)
+{
+	static const struct {
+		const char *text, *said; /* NULL: the text has not this form */
+	} answers[] = {
+		{"{\"tool_calls\": [{\"name\": \"g\", \"arguments\": {}}]}", "<g {}>"},
+		{"{\"response\": \"Say \\\"hi\\\"\\n\"}", "Say \"hi\"\n"},
+		{"{\"response\": \"\"}", ""},
+		{"{\"response\": 5}", NULL},
+		{"{\"response\": \"x\"} and so on", NULL},
+		{"Hi", NULL},
+	};
+	json_t *tools = json_loads(TOOLS, 0, NULL);
+	or_response = 1;
+	for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+		ck_assert_int_eq(matches("generic", tools, NULL, 1, answers[i].text),
+		                 answers[i].said != NULL);
+		char *line = parsed("generic", tools, answers[i].text);
+		if (answers[i].said)
+			ck_assert_str_eq(line, answers[i].said);
+		free(line);
+	}
+	or_response = 0;
 	json_decref(tools);
 }
 

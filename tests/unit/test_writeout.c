@@ -133,9 +133,9 @@ static void sent(uint32_t n)
 static void begin(const char *policy, const char *low_percent, const char *after)
 {
 	static const struct conf_key keys[] = {
-		{"kv_eviction", CONF_STRING, "recycle", 0, 16, "", 0, "", NULL},
-		{"offload_low_percent", CONF_INT, "20", 1, 90, "percent", 0, "", NULL},
-		{"write_through_after", CONF_INT, "1", 0, 1000000, "uses", 0, "", NULL},
+		{"kv_eviction", CONF_STRING, "recycle", 0, 16, "", 0, "", NULL, CONF_BY_NAME},
+		{"offload_low_percent", CONF_INT, "20", 1, 90, "percent", 0, "", NULL, CONF_BY_NAME},
+		{"write_through_after", CONF_INT, "1", 0, 1000000, "uses", 0, "", NULL, CONF_BY_NAME},
 		CONF_END,
 	};
 	static const struct conf_key *const tables[] = {keys, NULL};

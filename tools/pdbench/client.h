@@ -10,6 +10,7 @@
 #include "util/buf.h"
 
 #include <event2/event.h>
+#include <openssl/types.h>
 #include <stdint.h>
 
 struct bench_client;
@@ -28,7 +29,10 @@ struct client_stats {
 	uint64_t connections, bytes_in;
 };
 
-struct bench_client *client_new(struct event_base *base, const struct url *url,
+/* For https: what a certificate is checked with. cacert NULL: the system's authorities. */
+int client_tls(const char *cacert, int insecure, SSL_CTX **ret, struct err *err);
+/* tls: for a url of https; stays the caller's. */
+struct bench_client *client_new(struct event_base *base, const struct url *url, SSL_CTX *tls,
                                 int fresh_connections);
 void client_destroy(struct bench_client **c); /* there must be no unfinished calls */
 /* request: head and body; the call takes over its memory and leaves the buf empty. */

@@ -4,10 +4,12 @@
  * Exit status: 0 done; 1 more requests failed than --allow-errors permits, the run was interrupted,
  * or a file could not be written; 2 wrong usage; 3 no server, or access denied. Figures go to
  * stdout, everything else to stderr. */
+#include "client.h"
 #include "probe.h"
 #include "report.h"
 #include "run.h"
 #include "util/log.h"
+#include "util/version.h"
 
 #include <signal.h>
 #include <string.h>
@@ -24,7 +26,8 @@ static int find_server(struct bench_options *o, struct server_info *server, stru
 {
 	struct err why = {0};
 	for (unsigned i = 0; i < o->n_urls; i++)
-		if (url_resolve(&o->urls[i], err) < 0)
+		if (url_resolve(&o->urls[i], err) < 0 ||
+		    (o->urls[i].tls && !o->tls && client_tls(o->cacert, o->insecure, &o->tls, err) < 0))
 			return -1;
 	if (probe_server(o, server, &why) < 0) {
 		*err = why;
@@ -131,6 +134,8 @@ int main(int argc, char **argv)
 	int r = options_parse(argc, argv, &o, &e), code = EXIT_DONE;
 	if (r == OPTIONS_HELP)
 		options_help(stdout);
+	else if (r == OPTIONS_VERSION)
+		printf("pdbench %s\n", build_version());
 	else if (r < 0)
 		code = complain(EXIT_USAGE, &e);
 	else

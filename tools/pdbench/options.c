@@ -6,6 +6,7 @@
 #include "value.h"
 
 #include <getopt.h>
+#include <openssl/ssl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -299,6 +300,23 @@ static int set_api_key(struct bench_options *o, const char *name, const char *v,
 	return check_header(name, v, err);
 }
 
+static int set_cacert(struct bench_options *o, const char *name, const char *v, struct err *err)
+{
+	(void)name;
+	(void)err;
+	o->cacert = v;
+	return 0;
+}
+
+static int set_insecure(struct bench_options *o, const char *name, const char *v, struct err *err)
+{
+	(void)name;
+	(void)v;
+	(void)err;
+	o->insecure = 1;
+	return 0;
+}
+
 static int set_header(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	static const char *const ours[] = {"host", "content-length", "transfer-encoding", "connection",
@@ -477,6 +495,9 @@ static const struct option_entry {
 	{"api-key", 0, "KEY",
      "sent as Authorization: Bearer KEY (default: environment variable OPENAI_API_KEY)",
      set_api_key},
+	{"cacert", 0, "FILE",
+     "https: certificates of the authorities to trust, PEM (default: the system's)", set_cacert},
+	{"insecure", 0, NULL, "https: accept any certificate", set_insecure},
 	{"header", 'H', "NAME: VALUE", "additional request header; may be repeated", set_header},
 	{"extra-body", 'e', "JSON", "members to add to each request's body", set_extra},
 	{NULL, 0, NULL, "results", NULL},
@@ -494,12 +515,13 @@ static const struct option_entry {
 };
 #define ENTRIES (sizeof entries / sizeof *entries)
 #define HELP_KEY 1000
+#define VERSION_KEY 999
 
 void options_help(FILE *f)
 {
 	fputs("usage: pdbench [OPTION]... [URL]...\n"
 	      "Generates load on a server with OpenAI's HTTP interface and reports how it performed.\n"
-	      "URL: http://HOST:PORT (default http://127.0.0.1:8080). Several URLs take turns.\n",
+	      "URL: http[s]://HOST:PORT (default http://127.0.0.1:8080). Several URLs take turns.\n",
 	      f);
 	for (size_t i = 0; i < ENTRIES; i++) {
 		const struct option_entry *e = &entries[i];
@@ -515,6 +537,7 @@ void options_help(FILE *f)
 		fprintf(f, "  %-28s %s\n", left, e->help);
 	}
 	fputs(
+		"  -h, --help, -V, --version\n"
 		"Times: 250us, 500ms, 5s, 2m, 1h. In an open loop, times are measured from when a request\n"
 		"was due, so a server that stalls cannot hide it.\n"
 		"exit status: 0 done, 1 requests failed or a file could not be written, 2 wrong usage,\n"
@@ -539,8 +562,10 @@ static void fill_getopt(struct option *longs, char *shorts)
 			shorts[s++] = ':';
 	}
 	longs[n++] = (struct option){"help", no_argument, NULL, HELP_KEY};
+	longs[n++] = (struct option){"version", no_argument, NULL, VERSION_KEY};
 	longs[n] = (struct option){0};
 	shorts[s++] = 'h';
+	shorts[s++] = 'V';
 	shorts[s] = 0;
 }
 
@@ -661,8 +686,8 @@ static int read_urls(int argc, char **argv, struct bench_options *o, struct err 
 
 int options_parse(int argc, char **argv, struct bench_options *o, struct err *err)
 {
-	struct option longs[ENTRIES + 2];
-	char shorts[2 * ENTRIES + 4], name[48];
+	struct option longs[ENTRIES + 3];
+	char shorts[2 * ENTRIES + 5], name[48];
 	int c;
 	set_defaults(o);
 	fill_getopt(longs, shorts);
@@ -671,6 +696,8 @@ int options_parse(int argc, char **argv, struct bench_options *o, struct err *er
 	while ((c = getopt_long(argc, argv, shorts, longs, NULL)) != -1) {
 		if (c == HELP_KEY || c == 'h')
 			return OPTIONS_HELP;
+		if (c == VERSION_KEY || c == 'V')
+			return OPTIONS_VERSION;
 		const struct option_entry *e = c == '?' || c == ':' ? NULL : entry_of(c);
 		if (!e)
 			return usage_error(c, argv, err);
@@ -687,6 +714,7 @@ int options_parse(int argc, char **argv, struct bench_options *o, struct err *er
 void options_fini(struct bench_options *o)
 {
 	buf_fini(&o->headers);
+	SSL_CTX_free(o->tls);
 	json_decref(o->extra);
 	o->extra = NULL;
 }

@@ -11,6 +11,7 @@
 #include "util/err.h"
 
 #include <jansson.h>
+#include <openssl/types.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -73,6 +74,9 @@ struct bench_options {
 	int sessions;  /* 1: send the conversation in X-Session-Id */
 	int token_ids; /* 1: request the answer's token ids */
 	const char *model, *api_key;
+	const char *cacert; /* file of the authorities to trust; NULL: the system's */
+	int insecure;
+	SSL_CTX *tls;       /* NULL: no address is https */
 	struct buf headers; /* "Name: value\r\n" ... */
 	json_t *extra;      /* object; NULL: none */
 	/* results */
@@ -84,10 +88,10 @@ struct bench_options {
 	int quiet;
 };
 
-enum options_result { OPTIONS_RUN, OPTIONS_HELP };
+enum options_result { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION };
 
-/* Returns OPTIONS_RUN, OPTIONS_HELP (help was requested), or ERR_INVALID with err set. `o` is
- * always initialised: call options_fini. */
+/* Returns OPTIONS_RUN, what was requested instead, or ERR_INVALID with err set. `o` is always
+ * initialised: call options_fini. */
 int options_parse(int argc, char **argv, struct bench_options *o, struct err *err);
 void options_fini(struct bench_options *o);
 void options_help(FILE *f);

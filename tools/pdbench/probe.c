@@ -68,7 +68,7 @@ int probe_exchange(const struct bench_options *o, struct buf *request, unsigned 
 	buf_init(&ret->body, ANSWER_MAX);
 	if (!p.base)
 		return err_set(err, ERR_IO, "cannot create an event loop");
-	struct bench_client *c = client_new(p.base, &o->urls[0], 1);
+	struct bench_client *c = client_new(p.base, &o->urls[0], o->tls, 1);
 	struct call *x = client_call(c, request, &hooks, &p);
 	event_base_loopexit(p.base, &limit);
 	event_base_dispatch(p.base);
@@ -86,12 +86,13 @@ static void judge(const struct probe_answer *a, const struct bench_options *o,
                   struct server_info *ret, struct err *err)
 {
 	json_error_t why;
-	json_t *j = a->status == 200
-	                ? json_loadb(a->body.data ? a->body.data : "", a->body.len, 0, &why)
-	                : NULL;
-	if (a->status != 200)
-		err_set(err, ERR_NOTFOUND, "GET /v1/models returned status %d", a->status);
-	else if (!j)
+	json_t *j = json_loadb(a->body.data ? a->body.data : "", a->body.len, 0, &why);
+	if (a->status != 200) {
+		const char *text = json_string_value(
+			json_object_get(json_object_get(j, "error"), "message"));
+		err_set(err, ERR_NOTFOUND, "GET /v1/models returned status %d%s%.200s", a->status,
+		        text ? ": " : "", text ? text : "");
+	} else if (!j)
 		err_set(err, ERR_NOTFOUND, "GET /v1/models did not return JSON");
 	else
 		read_models(j, o->model, ret);

@@ -180,9 +180,9 @@ void report_table(const struct bench_report *p, FILE *f)
 {
 	char load[120];
 	report_load(p->o, load, sizeof load);
-	fprintf(f, "%s at http://%s%s%s: %s\n", *p->server->model ? p->server->model : "server",
-	        p->o->urls[0].authority, p->o->urls[0].path, p->o->n_urls > 1 ? " and others" : "",
-	        load);
+	fprintf(f, "%s at http%s://%s%s%s: %s\n", *p->server->model ? p->server->model : "server",
+	        p->o->urls[0].tls ? "s" : "", p->o->urls[0].authority, p->o->urls[0].path,
+	        p->o->n_urls > 1 ? " and others" : "", load);
 	fprintf(f, "  %-6s%11s%11s%11s%11s%11s%11s\n", "", "mean", "p50", "p90", "p95", "p99", "max");
 	row(f, "TTFT", &p->f->ttft);
 	row(f, "ITL", &p->f->itl);
@@ -302,8 +302,8 @@ int report_json(const struct bench_report *p, const char *path, struct err *err)
 	json_t *all = json_object(), *figures = json_object(), *urls = json_array();
 	report_load(p->o, load, sizeof load);
 	for (unsigned i = 0; i < p->o->n_urls; i++)
-		json_array_append_new(urls, json_sprintf("http://%s%s", p->o->urls[i].authority,
-		                                         p->o->urls[i].path));
+		json_array_append_new(urls, json_sprintf("http%s://%s%s", p->o->urls[i].tls ? "s" : "",
+		                                         p->o->urls[i].authority, p->o->urls[i].path));
 	figures_visit(p->f, p->o->has_slo, member, figures);
 	json_object_set_new(all, "format", json_string("pdbench 1"));
 	if (p->o->title)

@@ -494,7 +494,8 @@ static int run_open(struct run *r, const struct server_info *server, struct err 
 	if (!r->base)
 		return err_set(err, ERR_IO, "cannot create an event loop");
 	for (unsigned i = 0; i < r->o->n_urls; i++)
-		r->clients[r->n_clients++] = client_new(r->base, &r->o->urls[i], r->o->fresh_connections);
+		r->clients[r->n_clients++] = client_new(r->base, &r->o->urls[i], r->o->tls,
+		                                        r->o->fresh_connections);
 	r->arrival = evtimer_new(r->base, on_arrival, r);
 	r->tick = event_new(r->base, -1, EV_PERSIST, on_tick, r);
 	r->stop[0] = evsignal_new(r->base, SIGINT, on_stop, r);

@@ -21,7 +21,7 @@ static const char *read_authority(const char *p, struct url *u)
 	memcpy(u->host, p, n);
 	u->host[n] = 0;
 	p += n + bracket;
-	snprintf(u->port, sizeof u->port, "80");
+	snprintf(u->port, sizeof u->port, u->tls ? "443" : "80");
 	if (*p != ':')
 		return p;
 	n = strspn(p + 1, "0123456789");
@@ -41,17 +41,13 @@ static int is_safe(const char *s)
 
 int url_parse(const char *text, struct url *ret, struct err *err)
 {
-	struct url u = {0};
-	if (strncmp(text, "https://", 8) == 0)
-		return err_set(err, ERR_UNSUPPORTED,
-		               "\"%.100s\": https is not supported: use the router's http:// address",
-		               text);
-	const char *p = strncmp(text, "http://", 7) == 0 ? text + 7 : text;
+	struct url u = {.tls = strncmp(text, "https://", 8) == 0};
+	const char *p = u.tls ? text + 8 : strncmp(text, "http://", 7) == 0 ? text + 7 : text;
 	if (!is_safe(text) || (p == text && strstr(text, "://")) || !(p = read_authority(p, &u)) ||
 	    (*p && *p != '/') || strlen(p) >= sizeof u.path || strpbrk(p, "?#"))
 		return err_set(
 			err, ERR_INVALID,
-			"\"%.100s\" is not an address of the form http://HOST:PORT (port 1 to 65535)", text);
+			"\"%.100s\" is not an address of the form http[s]://HOST:PORT (port 1 to 65535)", text);
 	size_t n = strlen(p);
 	while (n && p[n - 1] == '/')
 		n--;

@@ -1,4 +1,4 @@
-/* url.h - the address for requests: http://HOST[:PORT][/PATH], resolved once. */
+/* url.h - the address for requests: http[s]://HOST[:PORT][/PATH], resolved once. */
 #ifndef PDBENCH_URL_H
 #define PDBENCH_URL_H
 
@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 struct url {
+	int tls; /* https */
 	/* path: without the trailing slash and a trailing /v1 */
 	char host[256], port[6], path[256];
 	char authority[272]; /* for the Host header */

@@ -253,13 +253,6 @@ static struct bench_turn *next_of_trace(struct work *w)
 	return NULL;
 }
 
-uint64_t work_next_at(const struct work *w)
-{
-	return w->next_record < w->trace.n
-	           ? (uint64_t)((double)w->trace.records[w->next_record].at_us / w->o->time_scale)
-	           : UINT64_MAX;
-}
-
 /* --- drawn requests and conversations ------------------------------------ */
 
 static void draw_lengths(struct work *w, struct talk *k, struct lengths *l)

@@ -50,8 +50,6 @@ int work_new(const struct bench_options *o, const struct server_info *server, st
 void work_destroy(struct work **w);
 /* The next request that starts a conversation, or a single one. NULL: there is none. */
 struct bench_turn *work_next(struct work *w);
-/* Trace: when the next request is due; UINT64_MAX: there is none. */
-uint64_t work_next_at(const struct work *w);
 /* The round after t, or NULL: the conversation has ended. answer: the answer of t, a piece of JSON
  * as received, of n tokens. Frees t. */
 struct bench_turn *work_follow(struct work *w, struct bench_turn *t, const char *answer,

@@ -117,10 +117,11 @@ size_t targets_find(const struct options *o, struct target **ret_list)
 	free(*ret_list);
 	*ret_list = NULL;
 	if (access(o->rundir, R_OK | X_OK) != 0)
-		fprintf(stderr,
-		        "pdctl: cannot read the run directory %s: %s; name another with -r, or start the "
-		        "daemons\n",
-		        o->rundir, strerror(errno));
+		fprintf(stderr, "pdctl: cannot read the run directory %s: %s; %s\n", o->rundir,
+		        strerror(errno),
+		        errno == EACCES ? "use sudo, or join the group that owns it (pdserve), or name "
+		                          "another with -r"
+		                        : "name another with -r, or start the daemons");
 	else
 		fprintf(stderr,
 		        "pdctl: no daemon runs in %s; name another run directory with -r, or an endpoint "
@@ -176,7 +177,8 @@ int ask_text(const struct options *o, const struct target *t, const char *comman
 	struct keys *keys = NULL;
 	if (strncmp(t->endpoint, "ipc://", 6) != 0 &&
 	    keys_open(o->keys, o->identity, &keys, &err) < 0) {
-		*ret_text = mem_strdup(err.text);
+		*ret_text = mem_printf("%s%s", err.text,
+		                       strstr(err.text, "ROLE") ? " (pdctl's own ROLE is operator)" : "");
 		return EXIT_REFUSED;
 	}
 	int r = chan_ask(t->endpoint, keys, command, args, n_args, o->timeout_us, ret_text, &err);

@@ -23,7 +23,8 @@
 
 struct turn {
 	struct chat *chat;
-	int print, failed, thinking, trial;
+	int print, thinking, trial;
+	int failed; /* the HTTP status of a refusal; 0: none */
 	struct buf line, answer, error, warnings;
 	char id[128], finish[32];
 	json_t *usage;
@@ -143,7 +144,7 @@ static int on_body(void *arg, int status, const char *data, size_t n)
 {
 	struct turn *t = arg;
 	if (status != 200) {
-		t->failed = 1;
+		t->failed = status;
 		buf_add(&t->line, data, n);
 		return 0;
 	}
@@ -160,7 +161,17 @@ static int on_body(void *arg, int status, const char *data, size_t n)
 static void take_failure(struct turn *t)
 {
 	json_t *j = t->line.data ? json_loads(t->line.data, 0, NULL) : NULL;
-	if (j && json_object_get(j, "error"))
+	const char *says = json_string_value(json_object_get(json_object_get(j, "error"), "message"));
+	/* a router's own is about header lines, of which pdctl takes care; a proxy's is not */
+	if (says && t->failed == 401 && strstr(says, "the access key is missing or wrong"))
+		says = NULL;
+	if (t->failed == 401)
+		buf_printf(&t->error,
+		           "the server wants an access key, and %s: give --api-key KEY, or set "
+		           "OPENAI_API_KEY%s%s%s",
+		           t->chat->server.key ? "this one is wrong" : "there is none",
+		           says ? " (the server says: " : "", says ? says : "", says ? ")" : "");
+	else if (j && json_object_get(j, "error"))
 		take_event(t, j);
 	else
 		buf_printf(&t->error, "the server refused: %.300s",
@@ -185,18 +196,12 @@ static void turn_fini(struct turn *t)
 	json_decref(t->usage);
 }
 
-const char *chat_key(void)
-{
-	const char *key = getenv("OPENAI_API_KEY");
-	return key && *key ? key : NULL;
-}
-
 /* As http_post, with an answer that could not be read as -1 and the server's refusal as 0. */
 static int post_turn(struct turn *t, const json_t *request, char **ret_why)
 {
 	char *body = json_dumps(request, JSON_COMPACT);
 	struct http_hooks hooks = {.arg = t, .body = on_body, .stop_fd = t->chat->stop_fd};
-	int r = http_post(t->chat->base, "/v1/chat/completions", chat_key(), body, &hooks, ret_why);
+	int r = http_post(&t->chat->server, "/v1/chat/completions", body, &hooks, ret_why);
 	if (t->failed && r == 0)
 		take_failure(t);
 	free(body);
@@ -294,7 +299,7 @@ static int exchange(struct chat *c, struct turn *t, struct room *ret_room, int *
 	else if (t->error.len && r == 0)
 		code = EXIT_REFUSED;
 	if (code != EXIT_DONE) {
-		char *text = why ? mem_printf("pdctl: %s: %s\n", c->base, why)
+		char *text = why ? mem_printf("pdctl: %s: %s\n", c->server.base, why)
 		                 : mem_printf("pdctl: %s\n", t->error.data);
 		term_print(stderr, text, strlen(text));
 		free(text);
@@ -366,8 +371,13 @@ static int find_base(const struct options *o, char *out, size_t size)
 {
 	struct target t;
 	json_t *j;
-	if (o->http) {
-		snprintf(out, size, "%s", o->http);
+	if (o->http.url) {
+		size_t n = strlen(o->http.url);
+		while (n && o->http.url[n - 1] == '/')
+			n--;
+		if (n >= 3 && memcmp(o->http.url + n - 3, "/v1", 3) == 0)
+			n -= 3; /* OpenAI's clients take this as part of the base address */
+		snprintf(out, size, "%.*s", (int)n, o->http.url);
 		return EXIT_DONE;
 	}
 	int r = target_one(o, "router", &t);
@@ -376,15 +386,11 @@ static int find_base(const struct options *o, char *out, size_t size)
 	const char *listen = json_string_value(json_object_get(j, "http"));
 	const char *colon = listen ? strrchr(listen, ':') : NULL;
 	int host = colon && strncmp(listen, "0.0.0.0:", 8) != 0 ? (int)(colon - listen) : 0;
-	snprintf(out, size, "http://%.*s:%" JSON_INTEGER_FORMAT, host ? host : 9,
+	snprintf(out, size, "http%s://%.*s:%" JSON_INTEGER_FORMAT,
+	         json_is_true(json_object_get(j, "tls")) ? "s" : "", host ? host : 9,
 	         host ? listen : "127.0.0.1", json_integer_value(json_object_get(j, "port")));
-	int tls = json_is_true(json_object_get(j, "tls"));
 	json_decref(j);
-	if (!tls)
-		return EXIT_DONE;
-	fprintf(stderr, "pdctl: the router's HTTP interface uses TLS (http_tls_cert), and chat speaks "
-	                "plain HTTP only: use curl or a client of OpenAI's API\n");
-	return EXIT_REFUSED;
+	return EXIT_DONE;
 }
 
 static int one_question(struct chat *c, char *const *args, size_t n_args)
@@ -400,8 +406,12 @@ static int one_question(struct chat *c, char *const *args, size_t n_args)
 
 int chat_command(const struct options *o, char *const *args, size_t n_args)
 {
+	const char *env = getenv("OPENAI_API_KEY");
 	struct chat c = {.o = o, .stop_fd = -1, .dim = "", .bright = ""};
-	int code = find_base(o, c.base, sizeof c.base);
+	c.server.key = o->http.key ? o->http.key : env && *env ? env : NULL;
+	c.server.cacert = o->http.cacert;
+	c.server.insecure = o->http.insecure;
+	int code = find_base(o, c.server.base, sizeof c.server.base);
 	if (code != EXIT_DONE)
 		return code;
 	term_init();

@@ -7,7 +7,7 @@
 
 struct chat {
 	const struct options *o;
-	char base[300];           /* the server's address */
+	struct http_peer server;
 	json_t *messages;         /* the conversation so far */
 	json_t *set;              /* members of each request: -s and /set */
 	int capped;               /* answers have a length limit even if the user sets none */
@@ -33,8 +33,6 @@ struct room {
 /* Drops turns until the answer has room: its limit, or a quarter of the context if that is less.
  * If even the last message alone is too long nothing is dropped, and the server says so. */
 struct room chat_make_room(struct chat *c, long long limit);
-/* The user's key for a router with api_keys_file; NULL: none. */
-const char *chat_key(void);
 /* talk.c: turns and commands until the end of input. Returns an exit code. */
 int chat_talk(struct chat *c);
 /* One line for the user, on stderr. */

@@ -3,11 +3,16 @@
 #include "pdctl.h"
 
 #include "msg/keys.h"
+#include "util/mem.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define API_KEY_BYTES 20u /* random: 160 bits */
 
@@ -21,7 +26,7 @@ int keygen_command(const struct options *o, char *const *args, size_t n_args)
 		return EXIT_USAGE;
 	}
 	if (key_role_parse(args[1], &role) < 0) {
-		fprintf(stderr, "pdctl: %s is no role: router, worker, messager, storage, operator\n",
+		fprintf(stderr, "pdctl: %s is no role: router, worker, rank, messager, storage, operator\n",
 		        args[1]);
 		return EXIT_USAGE;
 	}
@@ -91,7 +96,71 @@ static void print_limit(const char *name, const char *value)
 		printf(" %s=%s", name, value);
 }
 
-/* The line goes to stdout, so that it can be appended to the file; the key to stderr, once. */
+/* Copies the lines; the first one of this name gets the hash, the others of this name are left out.
+ * Returns how many there were. */
+static size_t copy_lines(FILE *in, FILE *out, const char *name, const char *hex)
+{
+	char *line = NULL;
+	size_t size = 0, n = 0, len = strlen(name);
+	while (getline(&line, &size, in) > 0) {
+		const char *word = line + strspn(line, " \t"), *rest = word + len;
+		if (strncmp(word, name, len) != 0 || (*rest != ' ' && *rest != '\t')) {
+			fputs(line, out);
+		} else if (n++ == 0) {
+			rest += strspn(rest, " \t");
+			rest += strcspn(rest, " \t\r\n");
+			fprintf(out, "%s sha256:%s%s", name, hex, rest);
+		}
+	}
+	free(line);
+	return n;
+}
+
+/* The file is replaced as a whole, with its owner and mode. Returns an exit code. */
+static int replace_key(const char *file, const char *name, const char *hex)
+{
+	char *path = realpath(file, NULL);
+	FILE *in = path ? fopen(path, "re") : NULL, *out = NULL;
+	struct stat st;
+	if (!in || fstat(fileno(in), &st) < 0) {
+		fprintf(stderr, "pdctl: cannot read %s: %s\n", file, strerror(errno));
+		if (in)
+			fclose(in);
+		free(path);
+		return EXIT_REFUSED;
+	}
+	char *fresh = mem_printf("%s.new", path);
+	int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600), code = EXIT_REFUSED;
+	out = fd < 0 ? NULL : fdopen(fd, "w");
+	size_t n = out ? copy_lines(in, out, name, hex) : 0;
+	if (out && n == 0)
+		fprintf(stderr, "pdctl: %s has no key of %s: `pdctl apikey %s >>%s` adds one\n", file, name,
+		        name, file);
+	else if (fd < 0 && errno == EEXIST)
+		fprintf(
+			stderr,
+			"pdctl: cannot write %s: File exists, so nothing was changed; if no other pdctl is at "
+			"work, one was killed: rm %s\n",
+			fresh, fresh);
+	else if (!out || ferror(in) || ferror(out) || fflush(out) != 0 ||
+	         fchown(fd, st.st_uid, st.st_gid) < 0 || fchmod(fd, st.st_mode & 07777) < 0 ||
+	         fsync(fd) < 0 || rename(fresh, path) < 0)
+		fprintf(stderr, "pdctl: cannot write %s: %s, so nothing was changed\n", fresh,
+		        strerror(errno));
+	else
+		code = EXIT_DONE;
+	if (out && code != EXIT_DONE)
+		unlink(fresh);
+	if (out)
+		fclose(out);
+	fclose(in);
+	free(fresh);
+	free(path);
+	return code;
+}
+
+/* The line goes to stdout, so that it can be appended to the file, or with --replace into the file;
+ * the key to stderr, once. */
 int apikey_command(const struct options *o, char *const *args, size_t n_args)
 {
 	static const char chars[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
@@ -107,6 +176,12 @@ int apikey_command(const struct options *o, char *const *args, size_t n_args)
 	    check_limit("tokens", o->limit.tokens, 1000000000) ||
 	    check_limit("concurrent", o->limit.concurrent, 1000000))
 		return EXIT_USAGE;
+	if (o->replace &&
+	    (o->limit.requests || o->limit.tokens || o->limit.concurrent || o->limit.shared_cache)) {
+		fprintf(stderr,
+		        "pdctl: apikey --replace keeps the limits that the file has: edit them there\n");
+		return EXIT_USAGE;
+	}
 	if (sodium_init() < 0) {
 		fprintf(stderr, "pdctl: no random numbers: the system's random device is missing\n");
 		return EXIT_REFUSED;
@@ -115,13 +190,18 @@ int apikey_command(const struct options *o, char *const *args, size_t n_args)
 	sodium_bin2hex(key + 4, sizeof key - 4, drawn, sizeof drawn);
 	crypto_hash_sha256(hash, (const unsigned char *)key, strlen(key));
 	sodium_bin2hex(hex, sizeof hex, hash, sizeof hash);
-	printf("%s sha256:%s", name, hex);
-	print_limit("requests", o->limit.requests);
-	print_limit("tokens", o->limit.tokens);
-	print_limit("concurrent", o->limit.concurrent);
-	printf("%s\n", o->limit.shared_cache ? " shared-cache" : "");
-	fprintf(stderr, "key %s is stored nowhere: give it to %s now\n", key, name);
+	int code = o->replace ? replace_key(o->replace, name, hex) : EXIT_DONE;
+	if (!o->replace) {
+		printf("%s sha256:%s", name, hex);
+		print_limit("requests", o->limit.requests);
+		print_limit("tokens", o->limit.tokens);
+		print_limit("concurrent", o->limit.concurrent);
+		printf("%s\n", o->limit.shared_cache ? " shared-cache" : "");
+	}
+	if (code == EXIT_DONE)
+		fprintf(stderr, "key %s is stored nowhere: give it to %s now%s\n", key, name,
+		        o->replace ? "; it counts after `pdctl -d router reload`" : "");
 	sodium_memzero(drawn, sizeof drawn);
 	sodium_memzero(key, sizeof key);
-	return EXIT_DONE;
+	return code;
 }

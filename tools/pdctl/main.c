@@ -3,6 +3,7 @@
  * Exit status: 0 done; 1 a daemon refused, or the item does not exist; 2 wrong usage; 3 a daemon
  * could not be reached. Answers go to stdout, everything else to stderr. */
 #include "pdctl.h"
+#include "term.h"
 
 #include "msg/codec.h"
 #include "util/log.h"
@@ -248,7 +249,7 @@ static int workers_command(const struct options *o, char *const *args, size_t n_
 	if (o->json)
 		print_json(j);
 	else if (json_array_size(list))
-		show_workers(list, o->wide);
+		show_workers(list);
 	else
 		puts("no worker is registered");
 	json_decref(j);
@@ -309,8 +310,10 @@ static int config_command(const struct options *o, char *const *args, size_t n_a
 		r = EXIT_REFUSED;
 	} else if (o->json) {
 		print_json(only ? json_object_get(j, only) : j);
+	} else if (only) {
+		show_config_key(only, json_object_get(j, only));
 	} else {
-		show_config(j, only);
+		show_config(j);
 	}
 	json_decref(j);
 	return r;
@@ -364,71 +367,6 @@ static int machine_command(const struct options *o, char *const *args, size_t n_
 	return EXIT_DONE;
 }
 
-#define ROLE_WAIT_S 120
-#define ROLE_POLL_US 20000
-
-/* Starts the switch and waits until it is done. */
-static int role_command(const struct options *o, char *const *args, size_t n_args)
-{
-	struct options one = *o;
-	struct target t;
-	json_t *j;
-	size_t skip = n_args && !o->daemon && !o->endpoint;
-	if (skip)
-		one.daemon = args[0];
-	if (!one.daemon && !o->endpoint) {
-		fprintf(stderr, "pdctl: role needs a name: `pdctl role NAME [prefill|decode|mixed]`\n");
-		return EXIT_USAGE;
-	}
-	int r = target_one(&one, "", &t);
-	if (r != EXIT_DONE ||
-	    (r = ask_json(&one, &t, "role", args + skip, n_args - skip, &j)) != EXIT_DONE)
-		return r;
-	for (int i = 0; json_is_string(json_object_get(j, "switching")) && n_args > skip; i++) {
-		if (i == ROLE_WAIT_S * (1000000 / ROLE_POLL_US)) {
-			fprintf(stderr,
-			        "pdctl: %s: still switching to %s after %d s; `pdctl -d %s requests` shows "
-			        "the requests that it waits for\n",
-			        t.name, json_string_value(json_object_get(j, "switching")), ROLE_WAIT_S,
-			        t.name);
-			r = EXIT_REFUSED;
-			break;
-		}
-		usleep(ROLE_POLL_US);
-		json_decref(j);
-		if ((r = ask_json(&one, &t, "role", NULL, 0, &j)) != EXIT_DONE)
-			return r;
-	}
-	if (o->json)
-		print_json(j);
-	else
-		show_any(j);
-	json_decref(j);
-	return r;
-}
-
-/* The name of the worker is the argument, or by -d. */
-static int drain_by(const struct options *o, const char *command, char *const *args, size_t n_args)
-{
-	struct options one = *o;
-	if (n_args && !o->daemon && !o->endpoint)
-		one.daemon = args[0];
-	if (one.daemon || o->endpoint)
-		return show_answers(&one, command, NULL, 0);
-	fprintf(stderr, "pdctl: %s needs a name: `pdctl %s NAME`\n", command, command);
-	return EXIT_USAGE;
-}
-
-static int drain_command(const struct options *o, char *const *args, size_t n_args)
-{
-	return drain_by(o, "drain", args, n_args);
-}
-
-static int undrain_command(const struct options *o, char *const *args, size_t n_args)
-{
-	return drain_by(o, "undrain", args, n_args);
-}
-
 /* --- options ------------------------------------------------------------- */
 
 static const struct command {
@@ -463,7 +401,9 @@ static const struct command {
 	{"role", "NAME [ROLE]",
      "show a worker's role, or switch it to prefill, decode or mixed and wait until it is done",
      role_command, 2},
-	{"drain", "NAME", "let a worker take no new requests; what it has goes on", drain_command, 1},
+	{"drain", "NAME",
+     "let a worker take no new requests, also after a restart; what it has goes on", drain_command,
+     1},
 	{"undrain", "NAME", "let it take requests again", undrain_command, 1},
 	{"log-level", "[LEVEL]", "show or set the log level: debug, info, notice, warn, error",
      log_level_command, 1},
@@ -478,7 +418,7 @@ static const struct command {
 	{"detokenize", "MODEL [ID...|-]", "the text of token ids; needs no daemon", detokenize_command,
      SIZE_MAX},
 	{"keygen", "NAME ROLE",
-     "make a key for links between hosts; ROLE: router, worker, messager, storage, operator",
+     "make a key for links between hosts; ROLE: router, worker, rank, messager, storage, operator",
      keygen_command, 2},
 	{"apikey", "NAME",
      "make an access key for a client: its line for the router's api_keys_file on stdout, the key "
@@ -531,7 +471,12 @@ static const struct {
 	{"-i, --identity NAME", ASK, "our own key there, for another host (default operator)"},
 	{"-d, --daemon NAME", ASK, "only this daemon"},
 	{"-u, --url URL", "chat",
-     "the router's HTTP address for chat (default: from the router's configuration)"},
+     "the router's address for chat, http:// or https:// (default: from the router's "
+     "configuration)"},
+	{"    --api-key KEY", "chat", "chat's access key (default: OPENAI_API_KEY)"},
+	{"    --cacert FILE", "chat",
+     "certificates of the authorities that chat trusts, PEM (default: the system's)"},
+	{"    --insecure", "chat", "chat: accept any certificate"},
 	{"-S, --system TEXT", "chat", "the system message of a chat"},
 	{"-s, --set KEY=VALUE", "chat render tokenize",
      "sets a member of the chat request, for instance temperature=0 (VALUE is JSON, otherwise "
@@ -540,6 +485,8 @@ static const struct {
 	{"    --requests N, --tokens N, --concurrent N", "apikey",
      "limits of an apikey: requests and tokens a minute, answers at once"},
 	{"    --shared-cache", "apikey", "apikey: use the cached prefixes of all keys that say so"},
+	{"    --replace FILE", "apikey",
+     "apikey: a new key for NAME in this file, at once; limits stay, older keys end"},
 	{"    --template FILE", "render", "chat template for render, instead of the model's own"},
 	{"    --from SOURCE", "trace",
      "trace: read \"journal\", a folder of logs or journals, a file, or - (default: logs in "
@@ -552,7 +499,8 @@ static const struct {
 	{"    --interval S", "top", "top: seconds between screens (default 1)"},
 	{"-n, --count N", "top", "top: print N screens and end"},
 	{"    --once", "top", "top: print one screen and end"},
-	{"-w, --wide", "workers", "workers: all columns, not those that fit into 80"},
+	{"-w, --wide", ASK " trace keys",
+     "tables with all columns, wider than the terminal if need be (as when stdout is no terminal)"},
 	{"-t, --timeout MS", ASK, "longest wait for an answer (default 2000; flush: 130000)"},
 };
 
@@ -616,10 +564,14 @@ static void set_member(struct options *o, const char *text)
 
 /* options without a letter */
 enum {
-	OPTION_REQUESTS = 256,
+	OPTION_API_KEY = 256,
+	OPTION_CACERT,
+	OPTION_INSECURE,
+	OPTION_REQUESTS,
 	OPTION_TOKENS,
 	OPTION_CONCURRENT,
 	OPTION_SHARED_CACHE,
+	OPTION_REPLACE,
 	OPTION_FROM,
 	OPTION_LAST,
 	OPTION_SVG,
@@ -635,8 +587,8 @@ static double number_of(const char *option, const char *text, double least, doub
 	double v = strtod(text, &end);
 	if (end != text && !*end && v >= least && v <= most)
 		return v;
-	fprintf(stderr, "pdctl: %s takes a number from %g to %g, not \"%s\"\n", option, least, most,
-	        text);
+	fprintf(stderr, "pdctl: %s takes a number from %.15g to %.15g, not \"%s\"\n", option, least,
+	        most, text);
 	return -1;
 }
 
@@ -650,10 +602,13 @@ static const struct {
 	{'d', offsetof(struct options, daemon)},
 	{'k', offsetof(struct options, keys)},
 	{'i', offsetof(struct options, identity)},
-	{'u', offsetof(struct options, http)},
+	{'u', offsetof(struct options, http.url)},
+	{OPTION_API_KEY, offsetof(struct options, http.key)},
+	{OPTION_CACERT, offsetof(struct options, http.cacert)},
 	{'S', offsetof(struct options, system)},
 	{'T', offsetof(struct options, chat_template)},
 	{OPTION_REQUESTS, offsetof(struct options, limit.requests)},
+	{OPTION_REPLACE, offsetof(struct options, replace)},
 	{OPTION_TOKENS, offsetof(struct options, limit.tokens)},
 	{OPTION_CONCURRENT, offsetof(struct options, limit.concurrent)},
 	{OPTION_FROM, offsetof(struct options, trace.from)},
@@ -680,6 +635,7 @@ static int take_option(struct options *o, int c)
 	double v;
 	switch (c) {
 	case OPTION_SHARED_CACHE: o->limit.shared_cache = 1; return 1;
+	case OPTION_INSECURE: o->http.insecure = 1; return 1;
 	case OPTION_ONCE: o->count = 1; return 1;
 	case 'j': o->json = 1; return 1;
 	case 'w': o->wide = 1; return 1;
@@ -706,6 +662,9 @@ static const struct option longs[] = {
 	{"keys", required_argument, 0, 'k'},
 	{"identity", required_argument, 0, 'i'},
 	{"url", required_argument, 0, 'u'},
+	{"api-key", required_argument, 0, OPTION_API_KEY},
+	{"cacert", required_argument, 0, OPTION_CACERT},
+	{"insecure", no_argument, 0, OPTION_INSECURE},
 	{"json", no_argument, 0, 'j'},
 	{"wide", no_argument, 0, 'w'},
 	{"set", required_argument, 0, 's'},
@@ -716,6 +675,7 @@ static const struct option longs[] = {
 	{"tokens", required_argument, 0, OPTION_TOKENS},
 	{"concurrent", required_argument, 0, OPTION_CONCURRENT},
 	{"shared-cache", no_argument, 0, OPTION_SHARED_CACHE},
+	{"replace", required_argument, 0, OPTION_REPLACE},
 	{"from", required_argument, 0, OPTION_FROM},
 	{"last", required_argument, 0, OPTION_LAST},
 	{"svg", required_argument, 0, OPTION_SVG},
@@ -733,7 +693,7 @@ static int parse(int argc, char **argv, struct options *o)
 	int c, taken;
 	while ((c = getopt_long(argc, argv, "+r:e:d:k:i:n:u:jws:S:t:hV", longs, NULL)) != -1) {
 		if (c == 'V') {
-			printf("pdctl %s, protocol version %u\n", PDSERVE_VERSION, PROTOCOL_VERSION);
+			printf("pdctl %s, protocol version %u\n", build_version(), PROTOCOL_VERSION);
 			return -1;
 		}
 		if ((taken = take_option(o, c)) > 0)
@@ -805,6 +765,7 @@ int main(int argc, char **argv)
 		free(words);
 		return r < 0 ? EXIT_DONE : EXIT_USAGE;
 	}
+	table_fit(o.wide ? 0 : term_columns());
 	const struct command *command = command_find(words[0]);
 	if (!command) {
 		r = pass_through(&o, words, n);

@@ -12,7 +12,7 @@
 enum exit_code { EXIT_DONE = 0, EXIT_REFUSED = 1, EXIT_USAGE = 2, EXIT_UNREACHABLE = 3 };
 
 struct options {
-	const char *rundir, *daemon, *endpoint, *http, *system, *chat_template;
+	const char *rundir, *daemon, *endpoint, *system, *chat_template;
 	const char *keys, *identity; /* folder of keys; name of our own, for other hosts */
 	int json, wide;
 	uint64_t timeout_us;
@@ -20,11 +20,16 @@ struct options {
 		const char *requests, *tokens, *concurrent;
 		int shared_cache;
 	} limit;
+	const char *replace; /* of apikey: the file whose key of that name is replaced; NULL: none */
 	struct {
 		const char *from, *last, *svg, *chrome; /* NULL: not given */
 	} trace;
 	double interval_s; /* of top */
 	long count;        /* screens that top prints; 0: until it is ended */
+	struct {           /* of chat */
+		const char *url, *key, *cacert;
+		int insecure;
+	} http;
 	json_t *members; /* -s: members of a chat request or of render's or tokenize's body, or NULL */
 };
 
@@ -67,17 +72,20 @@ struct table *table_new(void);
 void table_cell(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void table_end_row(struct table *t);
 void table_destroy(struct table **t);
+/* The width of tables that are printed from now on; 0: any. */
+void table_fit(size_t columns);
 /* The first row is the header; columns of numbers are right-aligned. Frees the table. */
 void table_print(struct table **t);
-void table_write(struct table **t, FILE *f);
+void table_write(struct table **t, FILE *f);           /* as wide as it is */
 void text_bytes(char *out, size_t size, double bytes); /* "1.5 GiB" */
 void text_us(char *out, size_t size, double us);       /* "12.3 ms" */
 void print_json(const json_t *j);
 
 /* --- show.c: answers as text --- */
 void show_any(const json_t *j);
-void show_config(const json_t *j, const char *only);
-void show_workers(const json_t *list, int wide);
+void show_config(const json_t *j);
+void show_config_key(const char *key, const json_t *k);
+void show_workers(const json_t *list);
 void show_links(const json_t *list);
 void show_kv_head(struct table *t);
 void show_kv_row(struct table *t, const char *name, const json_t *kv);
@@ -96,6 +104,9 @@ void show_status_row(struct table *t, const json_t *status);
  * caller frees it. *ret_code: an exit code. */
 json_t *status_of_all(const struct options *o, char *const *args, size_t n_args, int *ret_code);
 int status_command(const struct options *o, char *const *args, size_t n_args);
+int role_command(const struct options *o, char *const *args, size_t n_args);
+int drain_command(const struct options *o, char *const *args, size_t n_args);
+int undrain_command(const struct options *o, char *const *args, size_t n_args);
 int top_command(const struct options *o, char *const *args, size_t n_args);
 int trace_command(const struct options *o, char *const *args, size_t n_args);
 int chat_command(const struct options *o, char *const *args, size_t n_args);
@@ -107,6 +118,12 @@ int keys_command(const struct options *o, char *const *args, size_t n_args);
 int detokenize_command(const struct options *o, char *const *args, size_t n_args);
 
 /* --- http.c: one POST, the answer's body passed on in pieces --- */
+struct http_peer {
+	char base[300];     /* http[s]://HOST:PORT */
+	const char *key;    /* sent as Authorization: Bearer; NULL: none */
+	const char *cacert; /* file of the authorities to trust; NULL: the system's */
+	int insecure;       /* any certificate will do */
+};
 struct http_hooks {
 	void *arg;
 	/* status: HTTP status of the answer; n is 0 at the end of the body. Nonzero ends it. */
@@ -114,9 +131,8 @@ struct http_hooks {
 	int stop_fd; /* readable: end it; -1: none */
 };
 #define HTTP_STOPPED 1 /* ended by `body` or stop_fd; the connection is closed */
-/* 0, HTTP_STOPPED, or -1 with the reason in *ret_why (malloc'd). base: "http://HOST:PORT".
- * key: sent as Authorization: Bearer, or NULL. */
-int http_post(const char *base, const char *path, const char *key, const char *body,
+/* 0, HTTP_STOPPED, or -1 with the reason in *ret_why (malloc'd). */
+int http_post(const struct http_peer *s, const char *path, const char *body,
               const struct http_hooks *hooks, char **ret_why);
 
 #endif

@@ -34,7 +34,7 @@ static struct room count_tokens(struct chat *c, const json_t *messages)
 	char *body = json_dumps(request, JSON_COMPACT);
 	buf_init(&text, COUNT_BYTES_MAX);
 	struct http_hooks hooks = {.arg = &text, .body = on_count, .stop_fd = c->stop_fd};
-	if (http_post(c->base, "/tokenize", chat_key(), body, &hooks, &why) == 0 && text.len)
+	if (http_post(&c->server, "/tokenize", body, &hooks, &why) == 0 && text.len)
 		answer = json_loads(text.data, JSON_ALLOW_NUL, NULL);
 	room.prompt = json_integer_value(json_object_get(answer, "count"));
 	room.context = json_integer_value(json_object_get(answer, "max_model_len"));

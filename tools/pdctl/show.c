@@ -110,33 +110,62 @@ void show_any(const json_t *j)
 		print_json(j);
 }
 
-void show_config(const json_t *j, const char *only)
+/* As the configuration file has it. */
+static void config_cell(struct table *t, const json_t *k, const char *what)
+{
+	double min = json_number_value(json_object_get(k, "min")),
+		   max = json_number_value(json_object_get(k, "max"));
+	const json_t *v = json_object_get(k, what);
+	if (json_is_boolean(v))
+		table_cell(t, json_is_true(v) ? "true" : "false");
+	else if (strcmp(what, "range") != 0)
+		cell_of(t, k, what);
+	else if (json_object_get(k, "choices"))
+		cell_of(t, k, "choices");
+	else if (min != 0 || max != 0)
+		table_cell(t, "%.16g to %.16g", min, max);
+	else
+		table_cell(t, "-");
+}
+
+static const char *const config_columns[] = {"value", "source", "default", "unit", "range", "help"};
+#define CONFIG_COLUMNS (sizeof config_columns / sizeof *config_columns)
+
+/* Sources without their folders. */
+void show_config(const json_t *j)
 {
 	struct table *t = table_new();
 	const char *key;
 	json_t *k;
-	static const char *const columns[] = {"value", "default", "unit", "source"};
 	head_of(t, "key");
-	for (int i = 0; i < 4; i++)
-		head_of(t, columns[i]);
-	head_of(t, "range");
-	head_of(t, "meaning");
+	for (size_t i = 0; i < CONFIG_COLUMNS; i++)
+		head_of(t, strcmp(config_columns[i], "help") == 0 ? "meaning" : config_columns[i]);
 	table_end_row(t);
 	json_object_foreach((json_t *)j, key, k) {
-		if (only && strcmp(only, key) != 0)
-			continue;
 		table_cell(t, "%s", key);
-		for (int i = 0; i < 4; i++)
-			cell_of(t, k, columns[i]);
-		double min = json_number_value(json_object_get(k, "min")),
-			   max = json_number_value(json_object_get(k, "max"));
-		if (json_object_get(k, "choices"))
-			cell_of(t, k, "choices");
-		else if (min != 0 || max != 0)
-			table_cell(t, "%.15g to %.15g", min, max);
-		else
-			table_cell(t, "-");
-		cell_of(t, k, "help");
+		for (size_t i = 0; i < CONFIG_COLUMNS; i++) {
+			const char *source = json_string_value(json_object_get(k, "source"));
+			const char *slash = source ? strrchr(source, '/') : NULL;
+			if (slash && strcmp(config_columns[i], "source") == 0)
+				table_cell(t, "%s", slash + 1);
+			else
+				config_cell(t, k, config_columns[i]);
+		}
+		table_end_row(t);
+	}
+	table_print(&t);
+}
+
+/* One key, whole. */
+void show_config_key(const char *key, const json_t *k)
+{
+	struct table *t = table_new();
+	table_cell(t, "key");
+	table_cell(t, "%s", key);
+	table_end_row(t);
+	for (size_t i = 0; i < CONFIG_COLUMNS; i++) {
+		table_cell(t, "%s", strcmp(config_columns[i], "help") == 0 ? "meaning" : config_columns[i]);
+		config_cell(t, k, config_columns[i]);
 		table_end_row(t);
 	}
 	table_print(&t);
@@ -173,37 +202,16 @@ static json_t *workers_now(const json_t *list)
 	return now;
 }
 
-/* Short: what fits into 80 columns. */
-void show_workers(const json_t *list, int wide)
+void show_workers(const json_t *list)
 {
-	static const char *const all[] = {"name",
-	                                  "role",
-	                                  "state",
-	                                  "handover",
-	                                  "requests",
-	                                  "running",
-	                                  "waiting",
-	                                  "blocks",
-	                                  "blocks_free",
-	                                  "blocks_held",
-	                                  "prompt_tokens",
-	                                  "cached_tokens",
-	                                  "generated_tokens",
-	                                  "preemptions",
-	                                  "kv_index",
-	                                  "kv_memory",
-	                                  "kv_disk",
-	                                  "memory_weight",
-	                                  "disk_weight",
-	                                  "breaker",
-	                                  "heard_ms_ago"};
-	static const char *const few[] = {"name",    "role",   "state",       "requests",
-	                                  "running", "blocks", "blocks_free", "heard_ms_ago"};
+	static const char *const columns[] = {
+		"name",     "role",          "state",         "requests",         "running",
+		"blocks",   "blocks_free",   "heard_ms_ago",  "waiting",          "blocks_held",
+		"handover", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions",
+		"kv_index", "kv_memory",     "kv_disk",       "memory_weight",    "disk_weight",
+		"breaker"};
 	json_t *now = workers_now(list);
-	if (wide)
-		show_columns(now, all, sizeof all / sizeof *all);
-	else
-		show_columns(now, few, sizeof few / sizeof *few);
+	show_columns(now, columns, sizeof columns / sizeof *columns);
 	json_decref(now);
 }
 
@@ -216,9 +224,9 @@ void show_links(const json_t *list)
 }
 
 static const char *const kv_columns[] = {
-	"blocks",  "free",      "held",          "leased",    "cached",         "cached_stored",
-	"sum",     "evictable", "hit_rate",      "evictions", "evicted_stored", "due",
-	"writing", "readers",   "oldest_pin_ms", "oldest_pin"};
+	"blocks",         "free",    "held",          "cached",        "hit_rate", "evictions",
+	"leased",         "due",     "writing",       "cached_stored", "sum",      "evictable",
+	"evicted_stored", "readers", "oldest_pin_ms", "oldest_pin"};
 #define KV_COLUMNS (sizeof kv_columns / sizeof *kv_columns)
 
 void show_kv_head(struct table *t)
@@ -279,30 +287,19 @@ int show_kv_below_rows(struct table *t, const char *name, const json_t *kv)
 
 void show_kv_owners(const char *name, const json_t *kv)
 {
+	static const char *const columns[] = {"block",  "owner", "state",   "reason",
+	                                      "age_ms", "refs",  "readers", "generation"};
 	const json_t *owners = json_object_get(kv, "owners");
 	if (!is_list_of_objects(owners))
 		return;
 	printf("\nblocks in use at %s:\n", name);
-	show_list(owners);
+	show_columns(owners, columns, sizeof columns / sizeof *columns);
 }
 
-static const char *const tier_columns[] = {"tier",
-                                           "state",
-                                           "eviction",
-                                           "blocks",
-                                           "bytes",
-                                           "capacity_bytes",
-                                           "hit_rate",
-                                           "read_bytes_per_s",
-                                           "write_bytes_per_s",
-                                           "queued",
-                                           "oldest_us",
-                                           "evictions",
-                                           "lost",
-                                           "copied_down",
-                                           "promoted",
-                                           "corrupt",
-                                           "errors"};
+static const char *const tier_columns[] = {
+	"tier",      "state",     "blocks",      "bytes",    "capacity_bytes",   "hit_rate",
+	"queued",    "lost",      "errors",      "eviction", "read_bytes_per_s", "write_bytes_per_s",
+	"oldest_us", "evictions", "copied_down", "promoted", "corrupt"};
 #define TIER_COLUMNS (sizeof tier_columns / sizeof *tier_columns)
 
 void show_tiers_head(struct table *t)
@@ -374,9 +371,10 @@ static void device_text(const json_t *status, char *out, size_t size)
 	out[0] = 0;
 	if (!json_is_string(name))
 		return;
-	n = snprintf(out, size, ", device %llu %s, %llu of %llu MiB free",
+	const char *kernels = json_string_value(json_object_get(status, "kernels"));
+	n = snprintf(out, size, ", device %llu %s, kernels %s, %llu of %llu MiB free",
 	             (unsigned long long)count_of(d, "index"), json_string_value(name),
-	             (unsigned long long)count_of(d, "free_mb"),
+	             kernels ? kernels : "unknown", (unsigned long long)count_of(d, "free_mb"),
 	             (unsigned long long)count_of(d, "memory_mb"));
 	if (count_of(d, "temperature_c") && n > 0 && (size_t)n < size)
 		n += snprintf(out + n, size - (size_t)n, ", %llu C, %llu W, %llu MHz",
@@ -394,15 +392,11 @@ static void doing_text(const json_t *status, char *out, size_t size)
 {
 	static const struct {
 		const char *key, *shown; /* shown NULL: the value alone */
-	} parts[] = {{"role", NULL},
-	             {"requests", "requests"},
-	             {"workers_up", "workers"},
-	             {"running", "run"},
-	             {"waiting", "wait"},
-	             {"blocks_held", "held"},
-	             {"open_transfers", "transfers"},
-	             {"hits", "hits"},
-	             {"misses", "misses"}};
+	} parts[] = {{"role", NULL},           {"doing", NULL},
+	             {"requests", "requests"}, {"workers_up", "workers"},
+	             {"running", "run"},       {"waiting", "wait"},
+	             {"blocks_held", "held"},  {"open_transfers", "transfers"},
+	             {"hits", "hits"},         {"misses", "misses"}};
 	size_t at = 0;
 	out[0] = 0;
 	for (size_t k = 0; k < sizeof parts / sizeof *parts && at < size; k++) {

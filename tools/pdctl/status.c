@@ -6,6 +6,7 @@
 #include "pdctl.h"
 
 #include "util/mem.h"
+#include "util/version.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@ static json_t *heard_us_ago(const json_t *all, const char *name)
 		json_array_foreach(json_object_get(status, "peers"), k, peer) {
 			const char *is = json_string_value(json_object_get(peer, "name"));
 			const json_t *us = json_object_get(peer, "heard_us_ago");
-			if (is && strcmp(is, name) == 0 && json_is_integer(us) &&
+			if (is && strcmp(is, name) == 0 && json_integer_value(us) >= 0 && json_is_integer(us) &&
 			    (!least || json_integer_value(us) < json_integer_value(least)))
 				least = us;
 		}
@@ -122,6 +123,59 @@ json_t *status_of_all(const struct options *o, char *const *args, size_t n_args,
 	return all;
 }
 
+/* In a suite that is being upgraded: who runs which version. 80 columns each. */
+static void show_other_versions(const json_t *all)
+{
+	const char *own = build_version();
+	json_t *by_version = json_object(), *status, *names;
+	const char *version;
+	size_t i;
+	json_array_foreach(all, i, status) {
+		version = json_string_value(json_object_get(status, "version"));
+		if (!version || strcmp(version, own) == 0)
+			continue;
+		if (!(names = json_object_get(by_version, version)))
+			json_object_set_new(by_version, version, names = json_array());
+		json_array_append(names, json_object_get(status, "name"));
+	}
+	if (json_object_size(by_version))
+		printf("\nother versions than this pdctl's (%s):\n", own);
+	json_object_foreach(by_version, version, names) {
+		int at = printf("  %s:", version);
+		json_array_foreach(names, i, status) {
+			const char *name = json_string_value(status);
+			int rest = (int)(json_array_size(names) - i);
+			if (i && at + (int)strlen(name) > 80 - (int)sizeof ", and 999 more") {
+				printf(", and %d more", rest);
+				break;
+			}
+			at += printf("%s %s", i ? "," : "", name ? name : "?");
+		}
+		putchar('\n');
+	}
+	json_decref(by_version);
+}
+
+/* Links that one side refuses: of another protocol, another model, without a key. */
+static void show_refused_links(const json_t *all)
+{
+	json_t *status, *peer;
+	size_t i, k;
+	int n = 0;
+	json_array_foreach(all, i, status)
+		json_array_foreach(json_object_get(status, "peers"), k, peer) {
+			const char *name = json_string_value(json_object_get(status, "name")),
+					   *to = json_string_value(json_object_get(peer, "name")),
+					   *at = json_string_value(json_object_get(peer, "endpoint")),
+					   *why = json_string_value(json_object_get(peer, "refused"));
+			if (!name || !to || !why)
+				continue;
+			if (n++ == 0)
+				puts("\nrefused links:");
+			printf("  %s to %s: %s\n", name, strcmp(to, "?") == 0 && at ? at : to, why);
+		}
+}
+
 int status_command(const struct options *o, char *const *args, size_t n_args)
 {
 	int code;
@@ -137,6 +191,8 @@ int status_command(const struct options *o, char *const *args, size_t n_args)
 		json_array_foreach(all, i, row)
 			show_status_row(t, row);
 		table_print(&t);
+		show_other_versions(all);
+		show_refused_links(all);
 	}
 	json_decref(all);
 	return code;

@@ -1,5 +1,10 @@
 /* table.c - aligned columns of text, and numbers in readable units. Widths count characters, not
- * bytes. */
+ * bytes.
+ *
+ * A table that is printed takes no more columns than table_fit allows, and loses nothing without a
+ * word: texts are cut, with "…" at their end, the last column is continued on further lines, and
+ * columns that still have no room, from the right, are named below the table. So the most important
+ * ones are to the left. */
 #include "pdctl.h"
 
 #include "util/mem.h"
@@ -9,6 +14,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define TEXT_MOST 32u  /* what a text is cut to if the table is too wide */
+#define LAST_LEAST 20u /* what the last column needs to be continued on further lines */
+#define GAP 2u         /* between columns */
+
+static size_t room; /* 0: any width */
 
 struct table {
 	char **cells;
@@ -76,6 +87,16 @@ static int is_number_column(const struct table *t, size_t column)
 	return some;
 }
 
+/* The bytes of the first n characters. */
+static size_t first_bytes(const char *s, size_t n)
+{
+	size_t i = 0;
+	for (; s[i]; i++)
+		if (((unsigned char)s[i] & 0xC0) != 0x80 && n-- == 0)
+			break;
+	return i;
+}
+
 static size_t column_width(const struct table *t, size_t column)
 {
 	size_t w = 0;
@@ -86,11 +107,80 @@ static size_t column_width(const struct table *t, size_t column)
 	return w;
 }
 
-static void print_cell(FILE *f, const char *s, size_t w, int right, int last)
+/* The number of columns that are shown; sets their widths. */
+static size_t lay_out(const struct table *t, size_t columns, size_t most, const int *right,
+                      size_t *widths)
 {
-	int pad = (int)(w - width(s));
-	fprintf(f, "%*s%s%*s", right ? pad : 0, "", s, right || last ? 0 : pad, "");
-	fputs(last ? "\n" : "  ", f);
+	size_t total = 0, before, natural;
+	for (size_t c = 0; c < columns; c++) {
+		widths[c] = column_width(t, c);
+		total += widths[c] + (c ? GAP : 0);
+	}
+	if (!most || total <= most)
+		return columns;
+	for (size_t n = columns; n > 1; n--) {
+		before = 0;
+		for (size_t c = 0; c + 1 < n; c++)
+			before += (right[c] || !c || widths[c] < TEXT_MOST ? widths[c] : TEXT_MOST) + GAP;
+		natural = widths[n - 1];
+		if (before + (right[n - 1] || natural < LAST_LEAST ? natural : LAST_LEAST) > most)
+			continue;
+		for (size_t c = 1; c + 1 < n; c++)
+			if (!right[c] && widths[c] > TEXT_MOST)
+				widths[c] = TEXT_MOST;
+		widths[n - 1] = natural < most - before ? natural : most - before;
+		return n;
+	}
+	return 1;
+}
+
+static void print_cell(FILE *f, const char *s, size_t w, int right)
+{
+	size_t n = width(s);
+	if (n > w) {
+		fprintf(f, "%.*s…", (int)first_bytes(s, w - 1), s);
+		n = w;
+	} else {
+		fprintf(f, "%*s%s", right ? (int)(w - n) : 0, "", s);
+		n = right ? w : n;
+	}
+	fprintf(f, "%*s", (int)(w - n + GAP), "");
+}
+
+/* Where s is broken so that a line has at most w characters: before a word, if that is possible. */
+static size_t line_bytes(const char *s, size_t w)
+{
+	size_t n = first_bytes(s, w), at = n;
+	if (!s[n])
+		return n;
+	while (at && s[at] != ' ')
+		at--;
+	return at ? at : n;
+}
+
+/* To the end of the line, from the column `indent`, and on further lines from there on. */
+static void print_last(FILE *f, const char *s, size_t w, int right, size_t indent)
+{
+	size_t n = width(s) > w ? line_bytes(s, w) : strlen(s);
+	fprintf(f, "%*s%.*s\n", right && width(s) < w ? (int)(w - width(s)) : 0, "", (int)n, s);
+	for (s += n + strspn(s + n, " "); *s; s += n + strspn(s + n, " ")) {
+		n = line_bytes(s, w);
+		fprintf(f, "%*s%.*s\n", (int)indent, "", (int)n, s);
+	}
+}
+
+static void print_left_out(FILE *f, const struct table *t, size_t shown, size_t columns)
+{
+	size_t at = (size_t)fprintf(f, "not shown:"), n;
+	for (size_t c = shown; c < columns; c++, at += n + 1) {
+		const char *name = cell(t, 0, c);
+		n = width(name) + 1;
+		if (at + 1 + n > room)
+			at = (size_t)fprintf(f, "\n ");
+		fprintf(f, " %s%s", name, c + 1 < columns ? "," : "");
+	}
+	fputs(at + 1 + strlen("(-w shows all)") > room ? "\n  (-w shows all)\n" : " (-w shows all)\n",
+	      f);
 }
 
 void table_destroy(struct table **tp)
@@ -104,7 +194,8 @@ void table_destroy(struct table **tp)
 	*tp = NULL;
 }
 
-void table_write(struct table **tp, FILE *f)
+/* most: columns of the terminal, 0: any number */
+static void write_table(struct table **tp, FILE *f, size_t most)
 {
 	const struct table *t = *tp;
 	size_t columns = 0;
@@ -114,21 +205,36 @@ void table_write(struct table **tp, FILE *f)
 	}
 	size_t *widths = mem_array(columns, sizeof *widths);
 	int *right = mem_array(columns, sizeof *right);
-	for (size_t c = 0; c < columns; c++) {
-		widths[c] = column_width(t, c);
+	for (size_t c = 0; c < columns; c++)
 		right[c] = is_number_column(t, c);
+	size_t shown = lay_out(t, columns, most, right, widths);
+	for (size_t r = 0; r < t->rows; r++) {
+		size_t at = 0;
+		for (size_t c = 0; c + 1 < shown; at += widths[c++] + GAP)
+			print_cell(f, cell(t, r, c), widths[c], right[c]);
+		if (shown)
+			print_last(f, cell(t, r, shown - 1), widths[shown - 1], right[shown - 1], at);
 	}
-	for (size_t r = 0; r < t->rows; r++)
-		for (size_t c = 0; c < columns; c++)
-			print_cell(f, cell(t, r, c), widths[c], right[c], c + 1 == columns);
+	if (shown < columns)
+		print_left_out(f, t, shown, columns);
 	free(widths);
 	free(right);
 	table_destroy(tp);
 }
 
+void table_write(struct table **tp, FILE *f)
+{
+	write_table(tp, f, 0);
+}
+
 void table_print(struct table **tp)
 {
-	table_write(tp, stdout);
+	write_table(tp, stdout, room);
+}
+
+void table_fit(size_t columns)
+{
+	room = columns;
 }
 
 void text_bytes(char *out, size_t size, double bytes)

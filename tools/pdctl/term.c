@@ -7,6 +7,7 @@
 #include <locale.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -27,6 +28,17 @@ int term_has_colour(FILE *f)
 {
 	const char *none = getenv("NO_COLOR");
 	return term_is_screen(f) && !(none && *none);
+}
+
+size_t term_columns(void)
+{
+	const char *text = getenv("COLUMNS");
+	struct winsize size;
+	char *end;
+	unsigned long n = text ? strtoul(text, &end, 10) : 0;
+	if (n && !*end)
+		return n;
+	return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 /* The character at s and its length; U+FFFD and 1 if it is not one. */

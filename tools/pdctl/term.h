@@ -13,6 +13,8 @@ void term_init(void);
 int term_is_screen(FILE *f);
 /* The same, and the user wants colours: NO_COLOR is not set. */
 int term_has_colour(FILE *f);
+/* The columns of stdout: COLUMNS, else the terminal's; 0 if it is no terminal. */
+size_t term_columns(void);
 /* Adds s with its control characters in visible form: ESC as ^[, U+009B as <U+009B>; likewise
  * characters that reverse the direction of text. Line feed and tab stay; bytes that are not UTF-8
  * become U+FFFD. */

@@ -143,16 +143,27 @@ static int read_body(const struct options *o, const char *path, json_t **ret)
 	return code;
 }
 
-/* A router refuses these tools until its setting tool_parser names the format of calls; the prompt
- * does not depend on it. */
-static void note_unknown_calls(const struct text_model *m, const struct chat_tools *tools)
+static int render_with(const struct text_model *m, const json_t *body,
+                       const struct chat_tools *tools, struct buf *out)
 {
+	struct body_error bad;
+	if (!chat_set_choose(&m->chats, tools->tools != NULL)) {
+		fprintf(stderr, "pdctl: %s; --template FILE names one\n",
+		        m->chats_error.code ? m->chats_error.text : "the model has no chat template");
+		return EXIT_REFUSED;
+	}
+	if (chat_request_render(&m->chats, body, tools, (int64_t)time(NULL), out, &bad) < 0)
+		return refuse(bad.text);
+	return EXIT_DONE;
+}
+
+/* As a router sees it that has no other tool_parser. */
+static int calls_are_generic(const struct text_model *m)
+{
+	const struct chat_template *t = chat_set_choose(&m->chats, 1);
 	size_t len;
-	const char *text = chat_template_text(chat_set_choose(&m->chats, 1), &len);
-	if (tools->tools && !toolcall_format_detect(text, len))
-		fprintf(stderr,
-		        "pdctl: note: the template does not show the format of tool calls; the router "
-		        "accepts tools only if its setting tool_parser names it\n");
+	const char *text = t ? chat_template_text(t, &len) : NULL;
+	return text && toolcall_format_is_generic(toolcall_format_detect(text, len));
 }
 
 static int render(const struct text_model *m, const json_t *body, struct buf *out)
@@ -161,15 +172,10 @@ static int render(const struct text_model *m, const json_t *body, struct buf *ou
 	struct body_error bad;
 	if (chat_tools_read(body, &tools, &bad) < 0)
 		return refuse(bad.text);
-	if (!chat_set_choose(&m->chats, tools.tools != NULL)) {
-		fprintf(stderr, "pdctl: %s; --template FILE names one\n",
-		        m->chats_error.code ? m->chats_error.text : "the model has no chat template");
-		return EXIT_REFUSED;
-	}
-	note_unknown_calls(m, &tools);
-	if (chat_request_render(&m->chats, body, &tools, (int64_t)time(NULL), out, &bad) < 0)
-		return refuse(bad.text);
-	return EXIT_DONE;
+	tools.generic = calls_are_generic(m);
+	int code = render_with(m, body, &tools, out);
+	chat_tools_fini(&tools);
+	return code;
 }
 
 static int show_prompt(const struct options *o, const struct text_model *m, const char *path,

@@ -5,6 +5,7 @@
 #include "pdctl.h"
 #include "trace.h"
 
+#include "util/clock.h"
 #include "util/err.h"
 #include "util/log.h"
 #include "util/mem.h"
@@ -12,8 +13,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EVENTS_MAX 10000
+#define LATE_US 1000000u    /* by how much a log line may be late */
 #define CLOCKS_US 10000000u /* by how much the clocks of several hosts may differ */
 
 FILE *trace_file_open(const char *path)
@@ -34,6 +37,13 @@ int trace_file_close(FILE *f, const char *path)
 	if (bad)
 		fprintf(stderr, "pdctl: cannot write %s: %s\n", path, strerror(why));
 	return bad ? -1 : 0;
+}
+
+static const char *partial(const struct trace_source *from)
+{
+	return from->is_partial ? "; the system's journal is not among them: use sudo, or join the "
+	                          "group systemd-journal"
+	                        : "";
 }
 
 /* --- which requests ------------------------------------------------------ */
@@ -129,8 +139,8 @@ static int named_ids(struct trace *t, struct trace_source *from, char *const *ar
 			stderr,
 			"pdctl: \"%s\" is no request's id: an answer's (chatcmpl-..., cmpl-..., resp_..., "
 			"msg_...), its 32 hexadecimal digits, or an X-Request-Id or trace id that these logs "
-			"have (%zu read)\n",
-			args[i], files);
+			"have (%zu read)%s\n",
+			args[i], files, partial(from));
 		code = EXIT_REFUSED;
 	}
 	free(found);
@@ -177,7 +187,9 @@ struct trace_search {
 	struct trace *t;
 	size_t begun; /* requests whose first line was seen */
 	uint64_t oldest_us;
+	uint64_t newest_us;
 	size_t found[TRACE_REQUESTS_MAX]; /* events of each request */
+	size_t ended[TRACE_REQUESTS_MAX]; /* its last ones: request_done */
 };
 
 static int take_event(void *arg, char *line)
@@ -204,6 +216,8 @@ static int take_event(void *arg, char *line)
 	t->events[t->n++] = e;
 	s->found[request]++;
 	s->begun += strcmp(e.name, "submitted") == 0 && trace_number(e.fields, "attempt") == 1;
+	s->ended[request] += strcmp(e.name, "request_done") == 0;
+	s->newest_us = e.at_us > s->newest_us ? e.at_us : s->newest_us;
 	s->oldest_us = !s->oldest_us || e.at_us < s->oldest_us ? e.at_us : s->oldest_us;
 	return 0;
 }
@@ -243,8 +257,26 @@ static int choose(struct trace *t, struct trace_source *from, const struct optio
 	}
 	size_t files = trace_source_read(from, take_last, &l);
 	if (files && !t->n_ids)
-		fprintf(stderr, "pdctl: no request has ended in these logs (%zu read)\n", files);
+		fprintf(stderr, "pdctl: no request has ended in these logs (%zu read)%s\n", files,
+		        partial(from));
 	return t->n_ids ? EXIT_DONE : files ? EXIT_REFUSED : EXIT_UNREACHABLE;
+}
+
+/* Log lines lie with their daemon and with the journal for a moment: an answer may be here before
+ * its request's end is there. */
+static int comes_late(const struct trace_search *s)
+{
+	for (size_t i = 0; i < s->t->n_ids; i++)
+		if (s->found[i] && !s->ended[i])
+			return clock_unix_us() < s->newest_us + LATE_US;
+	return 0;
+}
+
+static void forget_events(struct trace *t)
+{
+	for (size_t i = 0; i < t->n; i++)
+		free(t->events[i].fields);
+	t->n = 0;
 }
 
 /* Reads the events of t->ids. Returns an exit code. */
@@ -252,13 +284,22 @@ static int find_events(struct trace *t, struct trace_source *from)
 {
 	struct trace_search s = {.t = t};
 	size_t files = trace_source_read(from, take_event, &s);
+	/* the clock of another host, which newest_us is by, may be ahead */
+	uint64_t end = clock_us() + LATE_US;
+	while (files && comes_late(&s) && clock_us() < end) {
+		usleep(LATE_US / 10);
+		forget_events(t);
+		s = (struct trace_search){.t = t};
+		files = trace_source_read(from, take_event, &s);
+	}
 	int code = files ? EXIT_DONE : EXIT_UNREACHABLE;
 	if (t->n)
 		qsort(t->events, t->n, sizeof *t->events, by_time);
 	for (size_t i = 0; files && i < t->n_ids; i++) {
 		if (s.found[i])
 			continue;
-		fprintf(stderr, "pdctl: request %s is not in these logs (%zu read)\n", t->ids[i], files);
+		fprintf(stderr, "pdctl: request %s is not in these logs (%zu read)%s\n", t->ids[i], files,
+		        partial(from));
 		code = EXIT_REFUSED;
 	}
 	if (t->full)
@@ -302,8 +343,7 @@ int trace_command(const struct options *o, char *const *args, size_t n_args)
 				trace_print(&t);
 		}
 	}
-	for (size_t i = 0; i < t.n; i++)
-		free(t.events[i].fields);
+	forget_events(&t);
 	free(t.events);
 	free(t.ids);
 	if (from.input)

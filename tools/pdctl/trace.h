@@ -47,6 +47,7 @@ struct trace_source {
 	const char *from; /* --from: "journal", "-", a file, or a folder of logs or journals; or NULL */
 	const char *rundir; /* without --from: its logs, else the journal */
 	FILE *input;        /* what was read from "-", for the second pass */
+	int is_partial;     /* the system's journal was left out: this user may not read it */
 };
 /* Calls fn for each line. Returns the number of files that were read, 0 after printing why not. */
 size_t trace_source_read(struct trace_source *s, trace_line_fn *fn, void *arg);

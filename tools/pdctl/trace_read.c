@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <systemd/sd-id128.h>
 #include <systemd/sd-journal.h>
 #include <unistd.h>
 
@@ -120,6 +121,23 @@ static void read_journal(sd_journal *j, trace_line_fn *fn, void *arg)
 	}
 }
 
+/* sd_journal leaves out files that the user may not read. */
+static int system_journal_is_hidden(void)
+{
+	static const char *const folders[] = {"/var/log/journal", "/run/log/journal"};
+	char id[SD_ID128_STRING_MAX], path[128];
+	sd_id128_t machine;
+	if (sd_id128_get_machine(&machine) < 0)
+		return 0;
+	for (int i = 0; i < 2; i++) {
+		snprintf(path, sizeof path, "%s/%s/system.journal", folders[i],
+		         sd_id128_to_string(machine, id));
+		if (access(path, R_OK) != 0 && errno == EACCES)
+			return 1;
+	}
+	return 0;
+}
+
 /* folder NULL: the journal of this host. Returns the number of journals: 0 or 1. */
 static size_t try_journal(const char *folder, trace_line_fn *fn, void *arg, int *ret_why)
 {
@@ -184,6 +202,7 @@ static size_t read_named(struct trace_source *s, trace_line_fn *fn, void *arg)
 		return read_input(s, fn, arg);
 	if (strcmp(s->from, "journal") == 0) {
 		n = try_journal(NULL, fn, arg, &why);
+		s->is_partial = system_journal_is_hidden();
 		if (!n)
 			fprintf(stderr, "pdctl: no journal that you may read on this host%s%s\n",
 			        why ? ": " : "; members of the group systemd-journal may read the system's",
@@ -214,11 +233,15 @@ size_t trace_source_read(struct trace_source *s, trace_line_fn *fn, void *arg)
 	char *logs = mem_printf("%s/logs", s->rundir);
 	size_t n = read_folder(logs, fn, arg) + read_folder(s->rundir, fn, arg);
 	free(logs);
-	if (!n && !(n = try_journal(NULL, fn, arg, &why)))
+	if (n)
+		return n;
+	s->is_partial = system_journal_is_hidden();
+	if (!(n = try_journal(NULL, fn, arg, &why)))
 		fprintf(
 			stderr,
-			"pdctl: no logs in %s/logs, and no journal that you may read on this host; -r names "
-			"the run directory, --from another source\n",
+			"pdctl: no logs in %s/logs, and no journal that you may read on this host (root and "
+			"members of the group systemd-journal may); -r names the run directory, --from another "
+			"source\n",
 			s->rundir);
 	return n;
 }

@@ -42,11 +42,6 @@ void ngram_destroy(struct ngram **xp)
 	*xp = NULL;
 }
 
-size_t ngram_bytes(const struct ngram *x)
-{
-	return sizeof *x + 2 * x->size * sizeof(uint32_t);
-}
-
 static uint32_t slot(const struct ngram *x, const uint32_t *tokens, uint32_t place)
 {
 	uint64_t h = 0;

@@ -30,6 +30,5 @@ uint32_t ngram_find(struct ngram *x, const uint32_t *tokens, uint32_t n, uint32_
 /* Copies `count` tokens from place `next` on to out; after tokens[n - 1] it continues with what it
  * has copied, as text that repeats does. out may be tokens + n. */
 void ngram_copy(const uint32_t *tokens, uint32_t n, uint32_t next, uint32_t count, uint32_t *out);
-size_t ngram_bytes(const struct ngram *x);
 
 #endif

@@ -1,7 +1,7 @@
 /* spec.c - speculative decoding on the schedule thread: which running ones get a draft for the next
  * step, how long, and what became of it.
  *
- * A draft is what the proposer expects after a run's last token. It is written behind the tokens
+ * A draft is what ngram.h expects after a run's last token. It is written behind the tokens
  * (n_tokens does not count it) and computed in the same step, one row per token. While a step is in
  * flight, only the device knows the last tokens: then it makes the draft, from its own history of
  * the sequence, and here only its length is planned, by what is known. Each row is
@@ -35,14 +35,8 @@ struct sequence_drafts {
 	uint32_t history, history_tokens;
 };
 
-struct proposer {
-	const char *name;
-	/* 1: something is proposed, sd->next and sd->match are set. */
-	int (*find)(struct sequence_drafts *sd, const struct request_copy *req);
-};
-
 struct drafts {
-	const struct proposer *proposer; /* NULL: off */
+	int is_on;
 	uint32_t tokens_max, ngram_min;
 	struct spec_cost cost;
 	_Atomic uint32_t shown_us[SHOWN]; /* of `cost`, for other threads; 0: nothing was measured */
@@ -51,20 +45,12 @@ struct drafts {
 	uint32_t *unused, n_unused;       /* (info.histories) the device's histories, from 1 */
 };
 
-static int find_nothing(struct sequence_drafts *sd, const struct request_copy *req)
-{
-	(void)sd;
-	(void)req;
-	return 0;
-}
-
+/* 1: something is proposed, sd->next and sd->match are set. */
 static int find_ngram(struct sequence_drafts *sd, const struct request_copy *req)
 {
 	sd->match = ngram_find(sd->index, req->tokens, req->n_tokens, &sd->next);
 	return sd->match != 0;
 }
-
-static const struct proposer proposers[] = {{"naive", find_nothing}, {"ngram", find_ngram}};
 
 /* --- life ---------------------------------------------------------------- */
 
@@ -72,9 +58,7 @@ struct drafts *drafts_new(struct worker *w)
 {
 	struct conf *c = svc_conf(w->svc);
 	struct drafts *s = mem_zalloc(sizeof *s);
-	for (size_t i = 0; i < sizeof proposers / sizeof *proposers; i++)
-		if (strcmp(conf_str(c, "speculative"), proposers[i].name) == 0)
-			s->proposer = &proposers[i];
+	s->is_on = strcmp(conf_str(c, "speculative"), "off") != 0;
 	s->tokens_max = (uint32_t)conf_int(c, "spec_tokens_max");
 	s->ngram_min = (uint32_t)conf_int(c, "spec_ngram_min");
 	s->want = mem_array(w->max_sequences, sizeof *s->want);
@@ -84,9 +68,9 @@ struct drafts *drafts_new(struct worker *w)
 		s->unused[s->n_unused] = s->n_unused + 1;
 		s->n_unused++;
 	}
-	if (s->proposer)
-		log_notice("speculative", "proposer=%s tokens_max=%u ngram_min=%u", s->proposer->name,
-		           s->tokens_max, s->ngram_min);
+	if (s->is_on)
+		log_notice("speculative", "proposer=ngram tokens_max=%u ngram_min=%u", s->tokens_max,
+		           s->ngram_min);
 	return s;
 }
 
@@ -155,7 +139,7 @@ static int wants(struct drafts *s, const struct batcher *b, struct sequence_run 
 	if (b->shared.preempted)
 		/* free blocks are for those that wait for them */
 		most = (uint32_t)least(most, has > tokens ? has - tokens : 0);
-	if (!s->proposer->find(sd, &r->req) || !most)
+	if (!find_ngram(sd, &r->req) || !most)
 		return 0;
 	*ret = (struct spec_want){.most = least(most, sd->record.length),
 	                          .match = sd->match,
@@ -201,7 +185,7 @@ void drafts_plan(struct batcher *b)
 {
 	struct drafts *s = b->own.drafts;
 	uint32_t n = 0, decode = 0, prompt = 0, chunk;
-	if (!s->proposer)
+	if (!s->is_on)
 		return;
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
@@ -253,7 +237,7 @@ void drafts_ask(struct batcher *b, struct sequence_run *r, struct engine_span *s
 void drafts_step_took(struct batcher *b, uint32_t rows, uint64_t us)
 {
 	struct drafts *s = b->own.drafts;
-	if (!s->proposer)
+	if (!s->is_on)
 		return;
 	spec_cost_note(&s->cost, rows, us);
 	if (s->cost.notes % 16)
@@ -262,9 +246,9 @@ void drafts_step_took(struct batcher *b, uint32_t rows, uint64_t us)
 		s->shown_us[i] = (uint32_t)spec_cost_of(&s->cost, 1u << i);
 }
 
-void drafts_recall(struct batcher *b, struct sequence_run *r)
+void drafts_recall(struct sequence_run *r)
 {
-	b->own.drafts->proposer->find(r->drafts, &r->req);
+	find_ngram(r->drafts, &r->req);
 }
 
 void drafts_learn(struct batcher *b, struct sequence_run *r, uint32_t drafted, uint32_t right)
@@ -290,11 +274,10 @@ void drafts_status(const struct batcher *b, struct buf *out)
 	buf_printf(
 		out,
 		",\"speculative\":\"%s\",\"drafts\":%llu,\"drafted_tokens\":%llu,\"accepted_tokens\":%llu",
-		b->own.drafts->proposer ? b->own.drafts->proposer->name : "off",
-		(unsigned long long)stat_get(stats, WS_SPEC_DRAFTS),
+		b->own.drafts->is_on ? "ngram" : "off", (unsigned long long)stat_get(stats, WS_SPEC_DRAFTS),
 		(unsigned long long)stat_get(stats, WS_SPEC_PROPOSED),
 		(unsigned long long)stat_get(stats, WS_SPEC_ACCEPTED));
-	if (!b->own.drafts->proposer)
+	if (!b->own.drafts->is_on)
 		return;
 	buf_adds(out, ",\"step_us_by_rows\":{");
 	for (uint32_t i = 0; i < SHOWN; i++)

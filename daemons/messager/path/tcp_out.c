@@ -733,9 +733,8 @@ void tcp_out_forget(struct tcp_out *c, const struct tcp_outgoing *o)
 			c->sent[i % FRAMES_MAX].o = NULL;
 }
 
-void tcp_out_tick(struct tcp_out *c, uint64_t now_us)
+void tcp_out_tick(struct tcp_out *c)
 {
-	(void)now_us;
 	if (c->state == TCP_OUT_UP)
 		tcp_out_step(c, TCP_OUT_ON_TIMER);
 }

@@ -37,7 +37,7 @@ void tcp_out_destroy(struct tcp_out **c);
 int tcp_out_wake(struct tcp_out *c);
 /* Nothing of o is read or touched any more. */
 void tcp_out_forget(struct tcp_out *c, const struct tcp_outgoing *o);
-void tcp_out_tick(struct tcp_out *c, uint64_t now_us);
+void tcp_out_tick(struct tcp_out *c);
 /* For the tests: its socket, or -1. */
 int tcp_out_fd(const struct tcp_out *c);
 

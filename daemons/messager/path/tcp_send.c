@@ -366,7 +366,7 @@ void path_tick(struct tcp_path *p, uint64_t now_us)
 {
 	const struct tcp_opts *opts = &p->side.t->opts;
 	for (unsigned i = 0; i < p->n_outs; i++)
-		tcp_out_tick(p->out[i], now_us);
+		tcp_out_tick(p->out[i]);
 	if (p->side.say_due)
 		tcp_notice(p->side.t, &p->side.notice);
 	if (opts->canary_us == UINT64_MAX || !p->side.n_up || now_us < p->canary_next_us)

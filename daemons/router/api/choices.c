@@ -17,11 +17,8 @@ void choices_head(struct request *q, const char *object)
 	buf_add_uint(head, (uint64_t)q->prep.created_s);
 	ADD(head, ",\"model\":");
 	buf_add_json(head, q->prep.model->name, strlen(q->prep.model->name));
-	ADD(head, ",\"system_fingerprint\":");
 	if (registry_fingerprint(&q->r->registry, fingerprint, sizeof fingerprint))
-		buf_printf(head, "\"%s\"", fingerprint);
-	else
-		ADD(head, "null");
+		buf_printf(head, ",\"system_fingerprint\":\"%s\"", fingerprint);
 	ADD(head, ",\"choices\":[");
 }
 
@@ -55,9 +52,8 @@ void choices_add_finish(const struct answer *ans, enum answer_finish finish, str
 }
 
 /* The value of "usage". */
-static void add_usage(const struct request *q, struct buf *out)
+static void add_usage(struct reply_usage u, struct buf *out)
 {
-	struct reply_usage u = reply_usage(q);
 	ADD(out, "{\"prompt_tokens\":");
 	buf_add_uint(out, u.prompt);
 	ADD(out, ",\"completion_tokens\":");
@@ -79,15 +75,21 @@ void choices_event_begin(const struct answer *ans, struct buf *out)
 	buf_add_uint(out, ans->index);
 }
 
-void choices_event_end(struct request *q, struct buf *out)
+void choices_event_end(const struct answer *ans, enum choices_event which, struct buf *out)
 {
+	struct request *q = ans->request;
+	const struct params *p = &q->prep.p;
 	if (!q->reply.warned)
 		reply_add_warnings(q, out);
 	q->reply.warned = 1;
-	if (q->prep.p.continuous_usage) {
+	if (which == CHOICES_ENDS ? p->timings : which == CHOICES_GOES_ON && p->timings_per_token)
+		reply_add_timings(q, out);
+	if (p->continuous_usage) {
+		struct reply_usage u = reply_usage(q);
+		u.generated -= which == CHOICES_OPENS ? ans->n_tokens : 0;
 		ADD(out, ",\"usage\":");
-		add_usage(q, out);
-	} else if (q->prep.p.include_usage) {
+		add_usage(u, out);
+	} else if (p->include_usage) {
 		ADD(out, ",\"usage\":null");
 	}
 	ADD(out, "}\n\n");
@@ -124,7 +126,7 @@ void choices_stream_end(struct request *q, struct buf *out)
 	if (q->prep.p.include_usage) {
 		buf_add(out, q->reply.head.data, q->reply.head.len);
 		ADD(out, "],\"usage\":");
-		add_usage(q, out);
+		add_usage(reply_usage(q), out);
 		ADD(out, "}\n\n");
 	}
 	ADD(out, "data: [DONE]\n\n");
@@ -183,8 +185,10 @@ int choices_whole(struct request *q, uint32_t stage, struct answer_parts *p,
 		if (put_end)
 			put_end(q, p);
 		reply_add_warnings(q, &p->text);
+		if (q->prep.p.timings)
+			reply_add_timings(q, &p->text);
 		buf_adds(&p->text, ",\"usage\":");
-		add_usage(q, &p->text);
+		add_usage(reply_usage(q), &p->text);
 		buf_addc(&p->text, '}');
 	}
 	return stage <= q->n_answers + 1;

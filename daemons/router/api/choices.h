@@ -8,9 +8,15 @@
 
 /* Into request.reply.head; object: "chat.completion", .. */
 void choices_head(struct request *q, const char *object);
+enum choices_event {
+	CHOICES_OPENS, /* before the answer's first token */
+	CHOICES_GOES_ON,
+	CHOICES_ENDS
+};
+
 /* The answer's choice is begun, {"index":N, and what is behind the choices. */
 void choices_event_begin(const struct answer *ans, struct buf *out);
-void choices_event_end(struct request *q, struct buf *out);
+void choices_event_end(const struct answer *ans, enum choices_event which, struct buf *out);
 /* ,"finish_reason":..; finish: of the answer, or NONE if more of it follows */
 void choices_add_finish(const struct answer *ans, enum answer_finish finish, struct buf *out);
 /* ,"prompt_token_ids":[..], once in a stream and if they are wanted */

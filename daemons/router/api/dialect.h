@@ -61,6 +61,8 @@ struct reply_usage {
 	uint32_t prompt, cached, generated;
 };
 struct reply_usage reply_usage(const struct request *q);
+/* ,"timings":{..}, as llama.cpp's server has them; the sums of all answers */
+void reply_add_timings(const struct request *q, struct buf *out);
 /* ,"warnings":[..]; nothing if there are none */
 void reply_add_warnings(const struct request *q, struct buf *out);
 /* Goes on with a whole answer until out has max_size bytes, or a little more. 1: to the end. */

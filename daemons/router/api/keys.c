@@ -103,13 +103,13 @@ static int read_line(char *line, struct api_key *ret, struct err *err)
 
 /* --- the file ------------------------------------------------------------ */
 
-static int has_words(const struct api_key *key)
+static int has_limits(const struct api_key *key)
 {
 	static const uint32_t none[TENANT_LIMITS];
 	return key->shared_cache || memcmp(key->limit, none, sizeof none) != 0;
 }
 
-/* The key becomes one of `k`, unless its hash is there already, or its name with other words. */
+/* The key becomes one of `k`, unless its hash is there already, or its name with other limits. */
 static int add_key(struct api_keys *k, struct map *names, const struct api_key *key,
                    struct err *err)
 {
@@ -119,11 +119,11 @@ static int add_key(struct api_keys *k, struct map *names, const struct api_key *
 	if ((had = map_get(k->by_place, at)))
 		return err_set(err, ERR_INVALID, "the hash of %s is that of %s, too", key->name, had->name);
 	had = map_get(names, key->name);
-	if (had && has_words(key) &&
+	if (had && has_limits(key) &&
 	    (memcmp(had->limit, key->limit, sizeof key->limit) != 0 ||
 	     had->shared_cache != key->shared_cache))
 		return err_set(err, ERR_INVALID,
-		               "the name %s is there with other words: a further key has the same, or none",
+		               "%s has other limits on an earlier line: repeat them, or give none",
 		               key->name);
 	if (k->n == API_KEYS_MAX)
 		return err_set(err, ERR_INVALID, "there are more than %u keys", API_KEYS_MAX);

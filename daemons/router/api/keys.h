@@ -6,7 +6,7 @@
  * HEX: SHA-256 of the key, 64 digits. `pdctl apikey` makes keys of 160 random bits, which cannot be
  * guessed from a fast hash either: a slow one would only cost time at each request. A hash occurs
  * once. Further lines of a name are further keys of the same tenant, so that a key can be replaced
- * while the old one still works; they have the words of the first line, or none.
+ * while the old one still works; they have the limits of the first line, or none.
  *
  * Checking a key costs two hashes and a look-up, however many keys there are. The table's own keys
  * are hashed under a secret of this process, so that the time that a look-up takes tells nothing

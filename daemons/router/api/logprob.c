@@ -112,7 +112,8 @@ static size_t fixed_number(double v, char *out)
 	return len;
 }
 
-void logprob_number(float v, struct buf *out)
+/* As "%.7g". */
+static void logprob_number(float v, struct buf *out)
 {
 	char text[32];
 	double d = isfinite(v) ? (double)v : -9999.0, size = fabs(d);

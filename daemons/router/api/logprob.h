@@ -63,6 +63,5 @@ void logprob_row(const struct model *m, const struct row *r, enum row_shape shap
 /* Rows from .. to - 1, with commas between them. */
 void logprob_rows(const struct model *m, const struct rows *l, uint32_t from, uint32_t to,
                   enum row_shape shape, uint32_t most, struct buf *out);
-void logprob_number(float v, struct buf *out); /* as "%.7g" */
 
 #endif

@@ -412,7 +412,7 @@ static int count(struct request_prepare *q, const json_t *chat)
 	struct buf text;
 	q->context = 0; /* counting is allowed beyond it */
 	buf_init_quota(&text, chat_request_text_max(q->body.len), &q->quota);
-	int r = chat_render(q, chat, &text);
+	int r = chat_render(q, chat, &text, NULL);
 	if (r == 0)
 		r = prompt_encode(q, &p, text.data ? text.data : "", text.len, "messages");
 	if (r == 0)

@@ -104,11 +104,25 @@ int served_model_open(const char *path, const char *served_name, struct model **
 	return 0;
 }
 
-void model_set_aliases(struct model *m, const char *const *names, unsigned n)
+int model_set_aliases(struct model *m, const char *const *names, unsigned n, struct err *err)
 {
 	m->aliases = mem_array(n, sizeof *m->aliases);
-	for (; m->n_aliases < n; m->n_aliases++)
-		m->aliases[m->n_aliases] = mem_strdup(names[m->n_aliases]);
+	for (; m->n_aliases < n; m->n_aliases++) {
+		const char *name = names[m->n_aliases];
+		int is_there = strcmp(name, m->name) == 0;
+		for (unsigned i = 0; i < m->n_aliases; i++)
+			is_there |= strcmp(name, m->aliases[i]) == 0;
+		if (!*name || strlen(name) >= sizeof m->name)
+			return err_set(err, ERR_INVALID,
+			               "model_aliases: \"%.140s\" has %zu bytes; a name has 1 to %zu", name,
+			               strlen(name), sizeof m->name - 1);
+		if (is_there)
+			return err_set(err, ERR_INVALID,
+			               "model_aliases: \"%s\" is a name of the model already: give it once",
+			               name);
+		m->aliases[m->n_aliases] = mem_strdup(name);
+	}
+	return 0;
 }
 
 int model_has_name(const struct model *m, const char *name)

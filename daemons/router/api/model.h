@@ -12,7 +12,7 @@
 
 #define TOOL_PARSERS                                                                              \
 	"auto|none|hermes|qwen3_coder|llama3_json|mistral|deepseek|deepseek_v32|glm|kimi_k2|granite|" \
-	"cohere|harmony|pythonic"
+	"cohere|harmony|pythonic|generic"
 #define REASONING_PARSERS "auto|none|think|ernie|mistral|granite|cohere|harmony"
 #define MODEL_MARKERS_MAX 24
 
@@ -50,7 +50,8 @@ void model_name_of(const char *path, char *out, size_t size);
  * does not support is an error that names it. */
 int served_model_open(const char *path, const char *served_name, struct model **ret_m,
                       struct err *err);
-void model_set_aliases(struct model *m, const char *const *names, unsigned n); /* copied; once */
+/* Copies them; once. ERR_INVALID names one that is empty, too long, or a name already. */
+int model_set_aliases(struct model *m, const char *const *names, unsigned n, struct err *err);
 int model_has_name(const struct model *m, const char *name);
 /* Uses the chat template in this file, or for "" the model's own, which must be valid then. To be
  * called once, before the model is used. */

@@ -35,8 +35,8 @@ int param_int(const json_t *o, const char *name, int64_t min, int64_t max, int64
 	return 0;
 }
 
-int param_float(const json_t *o, const char *name, double min, double max, double def, double *ret,
-                struct api_error *e)
+static int param_float(const json_t *o, const char *name, double min, double max, double def,
+                       double *ret, struct api_error *e)
 {
 	const json_t *v = body_member(o, name);
 	double d = v ? json_number_value(v) : def;
@@ -276,12 +276,13 @@ static int read_stream(const json_t *o, struct params *p, struct api_error *e)
 		               param_show(v));
 	if (!p->stream)
 		return api_bad(e, "stream_options", "stream_options is only allowed when stream is true");
-	if (param_bool(v, "include_usage", 0, &p->include_usage, e) < 0 ||
-	    param_bool(v, "continuous_usage_stats", 0, &p->continuous_usage, e) < 0) {
+	if (param_bool(v, "continuous_usage_stats", 0, &p->continuous_usage, e) < 0 ||
+	    param_bool(v, "include_usage", p->continuous_usage, &p->include_usage, e) < 0) {
 		char text[sizeof e->text];
 		snprintf(text, sizeof text, "%s", e->text);
 		return api_bad(e, "stream_options", "stream_options.%s", text);
 	}
+	p->continuous_usage &= p->include_usage;
 	return 0;
 }
 
@@ -323,6 +324,8 @@ int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, str
 	    param_bool(o, "echo", 0, &p->echo, e) < 0 || read_max_tokens(o, chat, p, e) < 0 ||
 	    param_bool(o, "ignore_eos", 0, &p->ignore_eos, e) < 0 ||
 	    param_bool(o, "return_token_ids", 0, &p->return_token_ids, e) < 0 ||
+	    param_bool(o, "timings_per_token", 0, &p->timings_per_token, e) < 0 ||
+	    param_bool(o, "return_timings", p->timings_per_token, &p->timings, e) < 0 ||
 	    param_bool(o, "include_stop_str_in_output", 0, &p->include_stop, e) < 0 ||
 	    param_bool(o, "skip_special_tokens", 1, &p->skip_special, e) < 0 ||
 	    param_bool(o, "add_special_tokens", !chat, &p->add_special, e) < 0 ||
@@ -330,6 +333,7 @@ int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, str
 		return -1;
 	if (chat && p->echo)
 		return api_bad(e, "echo", "echo is not supported for chat completions");
+	p->timings |= p->timings_per_token;
 	p->sampling.logprobs = p->logprobs;
 	int echoed = p->echo && p->logprobs >= 0 ? p->logprobs : -1,
 		most = echoed > p->prompt_logprobs ? echoed : p->prompt_logprobs;

@@ -24,6 +24,7 @@
 struct params {
 	int stream, include_usage, continuous_usage;
 	int echo, ignore_eos, return_token_ids, include_stop, skip_special, add_special;
+	int timings, timings_per_token; /* of the answer; of each event, too */
 	int has_max_tokens;
 	uint32_t max_tokens;
 	uint32_t n;
@@ -43,8 +44,6 @@ struct params {
 /* Readers of one member: absent or null gives the default. 0 or -1 with the error set. */
 int param_int(const json_t *o, const char *name, int64_t min, int64_t max, int64_t def,
               int64_t *ret, struct api_error *e);
-int param_float(const json_t *o, const char *name, double min, double max, double def, double *ret,
-                struct api_error *e);
 int param_bool(const json_t *o, const char *name, int def, int *ret, struct api_error *e);
 int param_is_set(const json_t *o, const char *name);
 static inline const char *param_show(const json_t *v)

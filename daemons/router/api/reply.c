@@ -26,6 +26,36 @@ struct reply_usage reply_usage(const struct request *q)
 	return u;
 }
 
+static void add_rate(const char *name, uint64_t n, uint64_t us, struct buf *out)
+{
+	buf_printf(out, "\"%s_n\":%llu,\"%s_ms\":%.3f,\"%s_per_token_ms\":%.3f,\"%s_per_second\":%.3f",
+	           name, (unsigned long long)n, name, (double)us / 1e3, name,
+	           n ? (double)us / 1e3 / n : 0.0, name, us ? n * 1e6 / (double)us : 0.0);
+}
+
+void reply_add_timings(const struct request *q, struct buf *out)
+{
+	uint64_t cached = 0, computed = 0, prompt_us = 0, generated = 0, generated_us = 0;
+	for (uint32_t i = 0; i < q->n_answers; i++) {
+		const struct answer *ans = &q->answers[i];
+		const struct attempt_output *got = ans->attempt ? &ans->attempt->got : NULL;
+		if (!got || !got->first_us)
+			continue;
+		generated += ans->n_tokens;
+		generated_us += ans->last_us - got->first_us;
+		if (!got->times.prefill_us) /* the worker that computed the prompt has not told it yet */
+			continue;
+		cached += cached_tokens(ans);
+		computed += ans->prompt->tokens.n - cached_tokens(ans);
+		prompt_us += got->times.prefill_us;
+	}
+	buf_printf(out, ",\"timings\":{\"cache_n\":%llu,", (unsigned long long)cached);
+	add_rate("prompt", computed, prompt_us, out);
+	buf_addc(out, ',');
+	add_rate("predicted", generated, generated_us, out);
+	buf_addc(out, '}');
+}
+
 void reply_add_warnings(const struct request *q, struct buf *out)
 {
 	if (!q->prep.warnings.len)

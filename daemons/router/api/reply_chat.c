@@ -109,7 +109,7 @@ static void add_logprobs(const struct answer *ans, struct buf *out)
 	ADD(out, ",\"logprobs\":{\"content\":[");
 	logprob_rows(q->prep.model, &ans->rows, 0, ans->rows.n, ROW_CHAT, (uint32_t)q->prep.p.logprobs,
 	             out);
-	ADD(out, "]}");
+	ADD(out, "],\"refusal\":null}");
 }
 
 static void add_role_event(struct answer *ans, struct buf *out)
@@ -118,7 +118,7 @@ static void add_role_event(struct answer *ans, struct buf *out)
 	ADD(out, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
 	         "\"finish_reason\":null}]");
 	choices_add_prompt_ids(ans, out);
-	choices_event_end(ans->request, out);
+	choices_event_end(ans, CHOICES_OPENS, out);
 }
 
 static int chunk(struct answer *ans, size_t text_len, size_t max_size, struct buf *out)
@@ -133,7 +133,7 @@ static int chunk(struct answer *ans, size_t text_len, size_t max_size, struct bu
 	choices_add_finish(ans, ans->finish, out);
 	choices_add_ids(ans, 1, out);
 	ADD(out, "}]");
-	choices_event_end(ans->request, out);
+	choices_event_end(ans, ans->finish == ANSWER_FINISH_NONE ? CHOICES_GOES_ON : CHOICES_ENDS, out);
 	return 1;
 }
 
@@ -154,7 +154,7 @@ static void put_logprobs(const struct answer *ans, struct answer_parts *p)
 	if (most < 0)
 		return;
 	parts_rows(p, &ans->rows, 0, ans->rows.n, ROW_CHAT, (uint32_t)most);
-	buf_adds(&p->text, "]}");
+	buf_adds(&p->text, "],\"refusal\":null}");
 }
 
 static void put_choice(struct answer *ans, struct answer_parts *p)

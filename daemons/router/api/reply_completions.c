@@ -103,7 +103,11 @@ static int chunk(struct answer *ans, size_t text_len, size_t max_size, struct bu
 	choices_add_prompt_ids(ans, out);
 	choices_add_ids(ans, o.is_last, out);
 	ADD(out, "}]");
-	choices_event_end(ans->request, out);
+	choices_event_end(ans,
+	                  !o.is_last                          ? CHOICES_OPENS
+	                  : ans->finish == ANSWER_FINISH_NONE ? CHOICES_GOES_ON
+	                                                      : CHOICES_ENDS,
+	                  out);
 	ans->given.echo += o.echo;
 	ans->given.rows += o.rows;
 	return o.is_last;

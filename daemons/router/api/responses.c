@@ -229,46 +229,25 @@ static int read_tool(struct request_prepare *q, const char *path, const json_t *
 	                          body_member(tool, "parameters"), body_member(tool, "strict"));
 }
 
-static int is_same(const json_t *allowed, const json_t *tool)
+/* As chat has it: the names within a function. */
+static int read_allowed(const json_t *v, json_t *chat)
 {
-	const json_t *name = json_object_get(json_object_get(tool, "function"), "name");
-	return json_equal(name, json_object_get(allowed, "name"));
-}
-
-static int is_allowed(const json_t *allowed, const json_t *tool)
-{
-	size_t n = json_array_size(allowed), i = 0;
-	while (i < n && !is_same(json_array_get(allowed, i), tool))
-		i++;
-	return i < n;
-}
-
-static int is_known(const json_t *tools, const json_t *allowed)
-{
-	size_t n = json_array_size(tools), i = 0;
-	while (i < n && !is_same(allowed, json_array_get(tools, i)))
-		i++;
-	return i < n;
-}
-
-/* The model is shown only these tools. */
-static int read_allowed(struct request_prepare *q, const json_t *v, json_t *chat)
-{
-	const json_t *allowed = json_object_get(v, "tools"), *mode = json_object_get(v, "mode");
-	json_t *tools = json_object_get(chat, "tools");
-	if (!json_is_array(allowed) || json_array_size(allowed) > CHAT_TOOLS_MAX)
-		return translate_bad(q, "tool_choice.tools", "an array of at most 128 functions", allowed);
-	if (!json_is_string(mode) || (strcmp(json_string_value(mode), "auto") != 0 &&
-	                              strcmp(json_string_value(mode), "required") != 0))
-		return translate_bad(q, "tool_choice.mode", "\"auto\" or \"required\"", mode);
-	for (size_t i = json_array_size(tools); i-- > 0;)
-		if (!is_allowed(allowed, json_array_get(tools, i)))
-			json_array_remove(tools, i);
-	for (size_t i = 0; i < json_array_size(allowed); i++)
-		if (!is_known(tools, json_array_get(allowed, i)))
-			return translate_bad(q, "tool_choice.tools", "a list of functions that are among tools",
-			                     allowed);
-	return json_object_set(chat, "tool_choice", (json_t *)mode);
+	const json_t *list = json_object_get(v, "tools"), *tool;
+	json_t *allowed = json_array();
+	size_t i;
+	int r = 0;
+	json_array_foreach((json_t *)list, i, tool)
+		r |= json_array_append_new(allowed, json_pack("{s:{s:O*}}", "function", "name",
+		                                              json_object_get(tool, "name")));
+	if (!json_is_array(list)) { /* is refused there */
+		json_decref(allowed);
+		allowed = list ? json_incref((json_t *)list) : json_null();
+	}
+	return r < 0 ? r
+	             : json_object_set_new(chat, "tool_choice",
+	                                   json_pack("{s:s,s:{s:O*,s:o}}", "type", "allowed_tools",
+	                                             "allowed_tools", "mode",
+	                                             json_object_get(v, "mode"), "tools", allowed));
 }
 
 static int read_tool_choice(struct request_prepare *q, const json_t *o, json_t *chat)
@@ -284,7 +263,7 @@ static int read_tool_choice(struct request_prepare *q, const json_t *o, json_t *
 	if (type && strcmp(type, "function") == 0 && json_is_string(json_object_get(v, "name")))
 		return translate_choose(chat, json_object_get(v, "name"));
 	if (type && strcmp(type, "allowed_tools") == 0)
-		return read_allowed(q, v, chat);
+		return read_allowed(v, chat);
 	return translate_bad(q, "tool_choice",
 	                     "\"none\", \"auto\", \"required\", {\"type\":\"function\",\"name\":"
 	                     "\"...\"} or {\"type\":\"allowed_tools\",\"mode\":\"...\",\"tools\":[]}",
@@ -406,8 +385,23 @@ static int add_to_echo(const char *text, size_t len, void *arg)
 	return buf_add(arg, text, len);
 }
 
+/* OpenAI's schema of a function requires these of what the answer repeats. */
+static int complete_tools(const json_t *tools)
+{
+	static const char *const required[] = {"parameters", "strict"};
+	for (size_t i = 0; i < 2 * json_array_size(tools); i++) {
+		json_t *tool = json_array_get(tools, i / 2);
+		if (!json_object_get(tool, required[i % 2]) &&
+		    json_object_set_new(tool, required[i % 2], json_null()) < 0)
+			return -1;
+	}
+	return 0;
+}
+
 static int keep_echo(struct request_prepare *q, const json_t *o)
 {
+	if (complete_tools(body_member(o, "tools")) < 0)
+		return budget_refuse(q, "tools", "what the answer repeats of it");
 	for (size_t i = 0; i < sizeof repeated / sizeof *repeated; i++) {
 		const json_t *v = body_member(o, repeated[i].name);
 		buf_printf(&q->echo, ",\"%s\":", repeated[i].name);
@@ -429,6 +423,7 @@ int api_responses_prepare(struct request_prepare *q, const json_t *o)
 		{"reasoning_effort", "reasoning.effort"},
 		{"messages", "input"},
 		{".function", ""},
+		{".allowed_tools", ""},
 		{NULL, NULL},
 	};
 	json_t *chat = params_of_chat(o, KIND_RESPONSES),

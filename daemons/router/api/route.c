@@ -3,7 +3,9 @@
 #include "daemons/router/request/request.h"
 #include "daemons/router/request/who.h"
 #include "util/clock.h"
+#include "util/version.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +15,7 @@ typedef void api_fn(struct router *r, struct http_conn *c, struct http_request *
 #define REFUSED_HEADERS_MAX (64 + TENANT_HEADERS_MAX)
 
 struct route {
-	/* a path that ends in / stands for all below it; * for one part */
+	/* a path that ends in / stands for all below it, but "/" for itself; * for one part */
 	const char *method, *path;
 	api_fn *fn; /* NULL: a request of this `kind` */
 	enum {
@@ -23,6 +25,7 @@ struct route {
 	} admits;
 	size_t body_max; /* and max_body_bytes */
 	enum request_kind kind;
+	const char *about; /* a sentence's beginning, for /openapi.json */
 };
 
 /* t: whose the key is, if it is one. extra: of the answer's head, or NULL */
@@ -39,11 +42,19 @@ static void reply_error(struct router *r, struct http_conn *c, const struct http
 	buf_init(&b, 0);
 	dialect_of_path(head->path)->error(e, &b);
 	api_count_error(r, api_path(head), e->status);
-	if (log_note_due(&r->errors.note, &more))
+	if (log_note_due(&r->errors.note[t != NULL], &more))
 		log_notice("request_refused", "%s method=%s status=%d why=%s more=%u", who.text,
 		           head->method, e->status, log_quote(e->text), more);
 	http_reply(c, e->status, "application/json", lines, b.data, b.len);
 	buf_fini(&b);
+}
+
+/* For a line about a request that was let in; NULL: no key is needed, or the keys have changed. */
+static const struct tenant *tenant_of(const struct router *r, const struct http_request *q)
+{
+	struct tenant *t;
+	api_keys_allow(&r->keys, q->head->authorization, q->head->api_key, &t);
+	return t;
 }
 
 /* name: the model's, or an alias */
@@ -102,7 +113,7 @@ static void tokenizer_info(struct router *r, struct http_conn *c, struct http_re
 	size_t len;
 	if (!r->model->tokenizer) {
 		api_fault(&e, 404, "the model %s has no tokenizer here", r->model->name);
-		reply_error(r, c, q->head, NULL, &e, NULL);
+		reply_error(r, c, q->head, tenant_of(r, q), &e, NULL);
 		return;
 	}
 	buf_init(&b, 0);
@@ -163,7 +174,7 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	url_decode(q->head->path + strlen("/v1/models/"), name, sizeof name);
 	if (!model_has_name(r->model, name)) {
 		unknown_model(r, name, &e);
-		reply_error(r, c, q->head, NULL, &e, NULL);
+		reply_error(r, c, q->head, tenant_of(r, q), &e, NULL);
 		return;
 	}
 	buf_init(&b, 0);
@@ -208,6 +219,16 @@ static void ready(struct router *r, struct http_conn *c, struct http_request *q)
 	reply_ready(r, c, body);
 }
 
+/* GET /version, as vLLM has it */
+static void version(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	char text[128];
+	(void)r;
+	(void)q;
+	int n = snprintf(text, sizeof text, "{\"version\":\"%s\"}", build_version());
+	http_reply(c, 200, "application/json", NULL, text, (size_t)n);
+}
+
 static void metrics(struct router *r, struct http_conn *c, struct http_request *q)
 {
 	(void)q;
@@ -238,27 +259,154 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 		http_reply(c, 200, "application/json", NULL, "{\"aborted\":true}", 16);
 }
 
+static api_fn page, openapi;
+
 static const struct route routes[] = {
-	{"POST", "/v1/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION},
-	{"POST", "/v1/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
-	{"POST", "/v1/embeddings", NULL, WORKS, SIZE_MAX, KIND_EMBEDDING},
-	{"POST", "/v1/responses", NULL, WORKS, SIZE_MAX, KIND_RESPONSES},
-	{"POST", "/v1/messages", NULL, WORKS, SIZE_MAX, KIND_MESSAGES},
-	{"POST", "/v1/messages/count_tokens", NULL, WORKS, SIZE_MAX, KIND_COUNT_TOKENS},
-	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX, 0},
-	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX, 0},
-	{"GET", "/tokenizer_info", tokenizer_info, KEYED, SMALL_BYTES_MAX, 0},
-	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX, 0},
-	{"POST", "/openai/deployments/*/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION},
-	{"POST", "/openai/deployments/*/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
-	{"POST", "/openai/deployments/*/embeddings", NULL, WORKS, SIZE_MAX, KIND_EMBEDDING},
-	{"POST", "/tokenize", NULL, WORKS, SIZE_MAX, KIND_TOKENIZE},
-	{"POST", "/detokenize", NULL, WORKS, SIZE_MAX, KIND_DETOKENIZE},
-	{"GET", "/live", live, OPEN, SMALL_BYTES_MAX, 0},
-	{"GET", "/health", health, OPEN, SMALL_BYTES_MAX, 0},
-	{"GET", "/ready", ready, OPEN, SMALL_BYTES_MAX, 0},
-	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX, 0},
+	{"POST", "/v1/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION, "OpenAI: completions"},
+	{"POST", "/v1/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT, "OpenAI: chat"},
+	{"POST", "/v1/embeddings", NULL, WORKS, SIZE_MAX, KIND_EMBEDDING, "OpenAI: embeddings"},
+	{"POST", "/v1/responses", NULL, WORKS, SIZE_MAX, KIND_RESPONSES, "OpenAI: responses"},
+	{"POST", "/v1/messages", NULL, WORKS, SIZE_MAX, KIND_MESSAGES, "Anthropic: messages"},
+	{"POST", "/v1/messages/count_tokens", NULL, WORKS, SIZE_MAX, KIND_COUNT_TOKENS,
+     "Anthropic: the number of a prompt's tokens"},
+	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX, 0, "the model, by all its names"},
+	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX, 0, "the model by one of its names"},
+	{"GET", "/tokenizer_info", tokenizer_info, KEYED, SMALL_BYTES_MAX, 0,
+     "vLLM: the tokenizer's settings and the chat template"},
+	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX, 0,
+     "ends a request with what there is"},
+	{"POST", "/openai/deployments/*/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION,
+     "Azure: completions"},
+	{"POST", "/openai/deployments/*/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT,
+     "Azure: chat"},
+	{"POST", "/openai/deployments/*/embeddings", NULL, WORKS, SIZE_MAX, KIND_EMBEDDING,
+     "Azure: embeddings"},
+	{"POST", "/tokenize", NULL, WORKS, SIZE_MAX, KIND_TOKENIZE,
+     "vLLM: the tokens of a prompt or of messages"},
+	{"POST", "/detokenize", NULL, WORKS, SIZE_MAX, KIND_DETOKENIZE, "vLLM: the text of tokens"},
+	{"GET", "/", page, OPEN, SMALL_BYTES_MAX, 0, "what this is and how to ask it, as HTML"},
+	{"GET", "/openapi.json", openapi, OPEN, SMALL_BYTES_MAX, 0, "this document"},
+	{"GET", "/version", version, OPEN, SMALL_BYTES_MAX, 0, "vLLM: the version of this server"},
+	{"GET", "/live", live, OPEN, SMALL_BYTES_MAX, 0, "200 as long as the router answers"},
+	{"GET", "/health", health, OPEN, SMALL_BYTES_MAX, 0, "200 when a request can be served"},
+	{"GET", "/ready", ready, OPEN, SMALL_BYTES_MAX, 0, "the same, with the number of workers"},
+	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX, 0, "figures for Prometheus"},
 };
+
+/* --- what a visitor sees -------------------------------------------------- */
+
+static void add_html(struct buf *b, const char *s)
+{
+	for (; *s; s++) {
+		if (*s == '<' || *s == '>' || *s == '&')
+			buf_printf(b, "&#%d;", *s);
+		else
+			buf_addc(b, *s);
+	}
+}
+
+/* The client's own name for this server, if it is one that a shell takes as it is. */
+static const char *address_of(const struct http_head *head)
+{
+	size_t n = 0;
+	while (head->host && head->host[n] &&
+	       (isalnum((unsigned char)head->host[n]) || strchr("-.:[]", head->host[n])))
+		n++;
+	return n && !head->host[n] && n < 100 ? head->host : "ADDRESS:PORT";
+}
+
+#define PAGE_NAMES_BYTES 900u /* of the model's names: the others are left out */
+
+/* GET /: for whoever opens the address in a browser. Below 2 KiB, and nothing from elsewhere. Where
+ * there are access keys, aliases are for who has one. */
+static void page(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	const struct model *m = r->model;
+	struct buf b;
+	buf_init(&b, 0);
+	buf_printf(
+		&b,
+		"<!doctype html><html lang=en><meta charset=utf-8><title>pdserve</title>"
+		"<style>body{font-family:sans-serif;margin:2em}pre{white-space:pre-wrap}</style>"
+		"<h1>pdserve</h1><p>A server of a large language model (version %s), with the APIs of "
+		"OpenAI and Anthropic. Model: <code>",
+		build_version());
+	add_html(&b, m->name);
+	for (unsigned i = 0; i < m->n_aliases && !r->keys.n && b.len < PAGE_NAMES_BYTES; i++) {
+		if (strcmp(m->aliases[i], "*") == 0)
+			continue;
+		buf_adds(&b, "</code>, <code>");
+		add_html(&b, m->aliases[i]);
+	}
+	buf_printf(
+		&b,
+		"</code></p><pre>curl http%s://%s/v1/chat/completions -H 'Content-Type: "
+		"application/json'%s -d '{\"messages\":[{\"role\":\"user\",\"content\":\"What is the "
+		"capital of France?\"}]}'</pre><p>",
+		http_has_tls(r->http) ? "s" : "", address_of(q->head),
+		r->keys.n ? " -H 'Authorization: Bearer KEY'" : "");
+	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
+		if (strcmp(routes[i].method, "GET") == 0 && routes[i].fn != one_model && routes[i].path[1])
+			buf_printf(&b, "<a href=%s>%s</a> ", routes[i].path, routes[i].path);
+	buf_adds(&b, "</p></html>\n");
+	http_reply(c, 200, "text/html; charset=utf-8", NULL, b.data, b.len);
+	buf_fini(&b);
+}
+
+/* The body of a request, for /openapi.json. */
+static void describe_body(const struct route *t, struct buf *b)
+{
+	buf_adds(b,
+	         ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{\"schema\":");
+	if (t->fn)
+		buf_adds(b, "{\"type\":\"object\",\"required\":[\"request_id\"],\"properties\":{"
+		            "\"request_id\":{\"type\":\"string\"}}}");
+	else
+		params_describe(t->kind, b);
+	buf_adds(b, "}}}");
+}
+
+/* One path, without its braces. */
+static void describe(const struct router *r, const struct route *t, struct buf *b)
+{
+	size_t n = strlen(t->path), star = strcspn(t->path, "*");
+	int has_name = t->path[star] || (n > 1 && t->path[n - 1] == '/');
+	buf_printf(b, "\"%.*s%s%s\":{\"%s\":{\"summary\":\"%s\"", (int)star, t->path,
+	           has_name ? "{model}" : "", t->path[star] ? t->path + star + 1 : "",
+	           *t->method == 'G' ? "get" : "post", t->about);
+	if (has_name)
+		buf_adds(b, ",\"parameters\":[{\"name\":\"model\",\"in\":\"path\",\"required\":true,"
+		            "\"schema\":{\"type\":\"string\"}}]");
+	if (*t->method == 'P')
+		describe_body(t, b);
+	if (t->admits != OPEN && r->keys.n)
+		buf_adds(b, ",\"security\":[{\"bearer\":[]},{\"x-api-key\":[]},{\"api-key\":[]}]");
+	buf_adds(b, ",\"responses\":{\"200\":{\"description\":\"the answer\"},\"default\":{"
+	            "\"description\":\"an error: the parameter, the value, the limit\"}}}}");
+}
+
+/* GET /openapi.json: from the table of paths, and that of parameters (unknown.c) */
+static void openapi(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	struct buf b;
+	(void)q;
+	buf_init(&b, 0);
+	buf_printf(
+		&b,
+		"{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"pdserve\",\"version\":\"%s\"},\"paths\":{",
+		build_version());
+	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+		buf_adds(&b, i ? "," : "");
+		describe(r, &routes[i], &b);
+	}
+	buf_adds(&b, "},\"components\":{\"securitySchemes\":{"
+	             "\"bearer\":{\"type\":\"http\",\"scheme\":\"bearer\"},"
+	             "\"x-api-key\":{\"type\":\"apiKey\",\"in\":\"header\",\"name\":\"x-api-key\"},"
+	             "\"api-key\":{\"type\":\"apiKey\",\"in\":\"header\",\"name\":\"api-key\"}}}}");
+	reply_json(c, &b);
+}
+
+/* --- from a path to its row ----------------------------------------------- */
 
 unsigned api_path(const struct http_head *head)
 {
@@ -276,17 +424,13 @@ void api_count_error(struct router *r, unsigned path, int status)
 /* Paths that are not this server's count as one. */
 void api_errors_render(const struct router *r, struct buf *out)
 {
-	static const char *const metrics[][2] = {
-		{"pdserve_requests_refused_total", "answers with status 4xx"},
-		{"pdserve_requests_failed_total",
-	     "answers with status 5xx, and streams that ended in an error"}};
 	for (unsigned m = 0; m < 2; m++) {
-		buf_printf(out, "# HELP %s %s\n# TYPE %s counter\n", metrics[m][0], metrics[m][1],
-		           metrics[m][0]);
+		const struct stat_def *d = &router_families[FAMILY_REFUSED + m].def;
+		stat_render_head(d, "", out);
 		for (unsigned p = 0; p <= sizeof routes / sizeof *routes; p++)
 			for (unsigned i = 100 * m; i < 100 * m + 100; i++)
 				if (r->errors.n[p][i])
-					buf_printf(out, "%s{path=\"%s\",status=\"%u\"} %llu\n", metrics[m][0],
+					buf_printf(out, "%s{path=\"%s\",status=\"%u\"} %llu\n", d->name,
 					           p ? routes[p - 1].path : "other", 400 + i,
 					           (unsigned long long)r->errors.n[p][i]);
 	}
@@ -298,7 +442,8 @@ static int path_matches(const char *entry, const char *path)
 	if (entry[n]) /* Azure's: the part is the model's name */
 		return strncmp(entry, path, n) == 0 && path[n] != '/' &&
 		       strcmp(entry + n + 1, path + n + strcspn(path + n, "/")) == 0;
-	return entry[n - 1] == '/' ? strncmp(entry, path, n) == 0 && path[n] : strcmp(entry, path) == 0;
+	return n > 1 && entry[n - 1] == '/' ? strncmp(entry, path, n) == 0 && path[n]
+	                                    : strcmp(entry, path) == 0;
 }
 
 /* NULL: no such route; *ret_other is then one of the same path and another method, or NULL. */

@@ -33,7 +33,7 @@ int api_tokenize_prepare(struct request_prepare *q, const json_t *o)
 		return api_bad(&q->error, "prompt", "prompt must be a string, got %s", param_show(prompt));
 	q->context = 0; /* counting is allowed beyond it */
 	buf_init_quota(&text, chat_request_text_max(q->body.len), &q->quota);
-	int r = chat ? chat_render(q, o, &text) : 0;
+	int r = chat ? chat_render(q, o, &text, NULL) : 0;
 	if (r == 0 && chat)
 		r = prompt_encode(q, &p, text.data ? text.data : "", text.len, "messages");
 	else if (r == 0)

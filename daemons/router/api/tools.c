@@ -1,7 +1,8 @@
 /* tools.c - what a chat request says about tools and thoughts: tools, tool_choice,
  * parallel_tool_calls, include_reasoning, separate_reasoning. With tool_choice "required", or one
- * function, the answer is made to be calls, by a constraint in the model's own format; the schemas
- * are compiled one by one before that, so that an error names its tool. */
+ * function, the answer is made to be calls, by a constraint in the model's own format; in the
+ * generic format an answer with tools is always constrained. The schemas are compiled one by one
+ * before that, so that an error names its tool. */
 #include "daemons/router/request/prepare.h"
 #include "grammar/grammar.h"
 #include "text/toolcall_form.h"
@@ -50,17 +51,22 @@ int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *re
 	if (read_reasoning(q, o) < 0)
 		return -1;
 	end_with_call(q);
+	int is_generic = toolcall_format_is_generic(q->model->calls);
+	/* a model that was not trained for calls hardly ends a list of them */
+	if (param_bool(o, "parallel_tool_calls", !is_generic, &parallel, &q->error) < 0)
+		return -1;
 	if (chat_tools_read(o, ret, &bad) < 0)
 		return chat_bad_body(q, &bad);
-	if (param_bool(o, "parallel_tool_calls", 1, &parallel, &q->error) < 0)
-		return -1;
+	ret->generic = is_generic;
 	if (ret->choice == CHAT_CHOICE_NONE)
 		return 0;
-	if (!q->model->calls)
+	if (!q->model->calls) {
+		chat_tools_fini(ret);
 		return api_bad(&q->error, "tools",
 		               "it is not known how the model %s writes calls of tools (setting "
 		               "tool_parser); send tool_choice \"none\" or no tools",
 		               q->model->name);
+	}
 	q->message.calls = q->model->calls;
 	take_tools(q, ret->tools);
 	q->message.named = ret->choice == CHAT_CHOICE_NAMED;
@@ -104,15 +110,27 @@ static int check_schema(struct request_prepare *q, const json_t *tool, size_t at
 	                                     at);
 }
 
-static int check_schemas(struct request_prepare *q, const json_t *tools, const char *only)
+/* The number of a tool in the request, which may allow only some of its own. */
+static size_t number_of(const json_t *o, const json_t *tool)
+{
+	const json_t *all = json_object_get(o, "tools");
+	size_t i = 0;
+	while (i < json_array_size(all) && json_array_get(all, i) != tool)
+		i++;
+	return i;
+}
+
+static int check_schemas(struct request_prepare *q, const json_t *o, const struct chat_tools *tools)
 {
 	uint32_t nodes = 0;
-	for (size_t i = 0; i < json_array_size(tools); i++) {
-		const json_t *tool = json_array_get(tools, i);
-		if (only && strcmp(only, json_string_value(json_object_get(
-									 json_object_get(tool, "function"), "name"))) != 0)
+	for (size_t i = 0; i < json_array_size(tools->tools); i++) {
+		const json_t *tool = json_array_get(tools->tools, i);
+		if (tools->named &&
+		    strcmp(tools->named,
+		           json_string_value(json_object_get(json_object_get(tool, "function"), "name"))) !=
+		        0)
 			continue;
-		if (check_schema(q, tool, i, &nodes) < 0)
+		if (check_schema(q, tool, number_of(o, tool), &nodes) < 0)
 			return -1;
 	}
 	return 0;
@@ -124,31 +142,36 @@ static int add_piece(const char *data, size_t n, void *text)
 	return buf_add(text, data, n);
 }
 
-int tools_force(struct request_prepare *q, const json_t *o, const char *prompt, size_t len)
+int tools_force(struct request_prepare *q, const json_t *o, const struct chat_tools *tools,
+                const char *prompt, size_t len)
 {
-	const json_t *tools = json_object_get(o, "tools");
-	const char *only = json_string_value(
-		json_object_get(json_object_get(json_object_get(o, "tool_choice"), "function"), "name"));
 	struct err err = {0};
 	size_t at;
-	if (!q->must_call)
+	if (!tools->tools || (!q->must_call && !tools->generic))
 		return 0;
+	const char *by = q->must_call ? "tool_choice" : "tools";
+	if (q->constraint.kind && !q->must_call)
+		return api_bad(&q->error, by,
+		               "this model cannot use tools together with %s (tool_parser generic): send "
+		               "one of them, or tool_choice \"none\"",
+		               q->bound_by);
 	if (q->constraint.kind)
 		return api_bad(&q->error, "tool_choice",
 		               "tool_choice %s and the form that the request gives for its answer bind "
 		               "both: give one of them",
 		               param_show(json_object_get(o, "tool_choice")));
-	if (check_schemas(q, tools, only) < 0)
+	if (check_schemas(q, o, tools) < 0)
 		return -1;
-	json_t *pieces = toolcall_form(q->message.calls, tools, only,
+	json_t *pieces = toolcall_form(q->message.calls, tools->tools, tools->named,
 	                               q->message.one_call ? 1 : CALLS_MAX, &at, &err);
 	if (!pieces)
 		return at == TOOLCALL_FORM_WHOLE
-		           ? api_bad(&q->error, "tool_choice", "tool_choice: %s; use \"auto\" or \"none\"",
-		                     err.text)
-		           : bad_tool(q, at, &err);
+		           ? api_bad(&q->error, by, "%s: %s; send tool_choice %s\"none\"", by, err.text,
+		                     q->must_call ? "\"auto\" or " : "")
+		           : bad_tool(q, number_of(o, json_array_get(tools->tools, at)), &err);
 	json_t *all = format_thoughts(q, prompt, len, 1);
-	int r = json_array_extend(all, pieces);
+	int r = q->must_call ? 0 : toolcall_form_or_response(pieces);
+	r = r < 0 ? r : json_array_extend(all, pieces);
 	struct buf text;
 	buf_init(&text, GRAMMAR_TEXT_MAX);
 	if (r == 0)
@@ -156,9 +179,9 @@ int tools_force(struct request_prepare *q, const json_t *o, const char *prompt, 
 	json_decref(all);
 	json_decref(pieces);
 	if (r == 0)
-		return format_constrain(q, "tool_choice", GRAMMAR_STRUCTURE, text.data, 0);
+		return format_constrain(q, by, GRAMMAR_STRUCTURE, text.data, 0);
 	buf_fini(&text);
-	return api_bad(&q->error, "tool_choice",
-	               "tool_choice: the form that the tools' schemas give has more than %u bytes",
+	return api_bad(&q->error, by,
+	               "%s: the form that the tools' schemas give has more than %u bytes", by,
 	               GRAMMAR_TEXT_MAX);
 }

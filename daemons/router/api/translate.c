@@ -169,7 +169,8 @@ int translate_schema(json_t *chat, const json_t *schema, const json_t *strict)
 	                           json_pack("{s:s,s:o}", "type", "json_schema", "json_schema", s));
 }
 
-int translate_variable(json_t *chat, const char *name, int value)
+/* Sets a variable of the template (chat_template_kwargs) that the body itself does not set. */
+static int translate_variable(json_t *chat, const char *name, int value)
 {
 	const json_t *given = body_member(chat, "chat_template_kwargs");
 	if (given && !json_is_object(given))

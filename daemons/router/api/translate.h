@@ -51,9 +51,7 @@ int translate_tools(struct request_prepare *q, const json_t *o, json_t *chat,
 int translate_choose(json_t *chat, const json_t *name);
 /* A form of the answer by a schema. strict: or NULL */
 int translate_schema(json_t *chat, const json_t *schema, const json_t *strict);
-/* Sets a variable of the template (chat_template_kwargs) that the body itself does not set. */
-int translate_variable(json_t *chat, const char *name, int value);
-/* Both names that templates have for it. */
+/* Sets the template's variable for thinking, by both names that templates use. */
 int translate_thinking(json_t *chat, int on);
 
 /* A name of chat's in an error, and the dialect's for it. One that begins with a dot may be

@@ -1,5 +1,6 @@
-/* unknown.c - parameters that this server does not know, and what schemas have that constrains
- * nothing: a client that misspells one, or that counts on another server's, is told. */
+/* unknown.c - the table of parameters, which /openapi.json shows; those that this server does not
+ * know, and what schemas have that constrains nothing: a client that misspells one, or that counts
+ * on another server's, is told. */
 #include "daemons/router/request/prepare.h"
 #include "grammar/grammar.h"
 #include "util/near.h"
@@ -18,118 +19,171 @@ enum {
 	BOTH = COMPLETION | CHAT,
 	OPENAI = BOTH | RESPONSES,
 	ALL = OPENAI | MESSAGES,
-	EMBEDDING = 1 << KIND_EMBEDDING
+	EMBEDDING = 1 << KIND_EMBEDDING,
+	TOKENIZE = 1 << KIND_TOKENIZE, /* these two do not look for unknown ones */
+	DETOKENIZE = 1 << KIND_DETOKENIZE
 };
 
-/* Those without an effect here, which clients send by themselves, are known too. */
+/* What a parameter may be, as members of a JSON schema. */
+#define TEXT_OF(x) #x
+#define AS_TEXT(x) TEXT_OF(x)
+#define BOOL "\"type\":\"boolean\""
+#define STRING "\"type\":\"string\""
+#define OBJECT "\"type\":\"object\""
+#define LIST "\"type\":\"array\""
+#define STRING_OR_LIST "\"type\":[\"string\",\"array\"]"
+#define OBJECT_OR_STRING "\"type\":[\"object\",\"string\"]"
+#define INT_FROM(min) "\"type\":\"integer\",\"minimum\":" AS_TEXT(min)
+#define INT(min, max) INT_FROM(min) ",\"maximum\":" AS_TEXT(max)
+#define NUMBER(min, max) \
+	"\"type\":\"number\",\"minimum\":" AS_TEXT(min) ",\"maximum\":" AS_TEXT(max)
+#define ABOVE_0(max) "\"type\":\"number\",\"exclusiveMinimum\":0,\"maximum\":" AS_TEXT(max)
+#define ITEMS(item, max) ",\"items\":{" item "},\"maxItems\":" AS_TEXT(max)
+#define LIST_OF(item, max) LIST ITEMS(item, max)
+#define STRING_OR_LIST_OF(item, max) STRING_OR_LIST ITEMS(item, max)
+#define ONE_OF(values) "\"enum\":[" values "]"
+#define ABOUT(text) ",\"description\":\"" text "\""
+#define NO_EFFECT "\"description\":\"no effect\"" /* clients send it by themselves */
+#define REFUSED NULL
+
+/* Readers have the ranges, too: tests/e2e/test_openapi.py holds one against the other. */
 static const struct known {
 	const char *name;
 	unsigned kinds;
+	const char *schema; /* REFUSED: not to be shown to anybody */
 } known[] = {
-	{"add_generation_prompt", CHAT},
-	{"add_special_tokens", BOTH | EMBEDDING},
-	{"allowed_token_ids", ALL},
-	{"audio", CHAT},           /* refused: params.c */
-	{"background", RESPONSES}, /* true is refused */
-	{"bad_words", ALL},
-	{"best_of", BOTH},
-	{"cache_control", MESSAGES}, /* no effect */
-	{"cache_salt", ALL | EMBEDDING},
-	{"chat_template", CHAT}, /* refused */
-	{"chat_template_kwargs", CHAT | RESPONSES | MESSAGES},
-	{"container", MESSAGES}, /* refused */
-	{"continue_final_message", CHAT},
-	{"conversation", RESPONSES},      /* refused */
-	{"custom_logit_processor", BOTH}, /* refused */
-	{"dimensions", EMBEDDING},
-	{"documents", CHAT},
-	{"ebnf", BOTH},
-	{"echo", BOTH},
-	{"encoding_format", EMBEDDING},
-	{"frequency_penalty", ALL},
-	{"function_call", CHAT}, /* refused: chat_request_tools.c */
-	{"functions", CHAT},     /* refused */
-	{"grammar", BOTH},
-	{"guided_choice", BOTH},
-	{"guided_grammar", BOTH},
-	{"guided_json", BOTH},
-	{"guided_regex", BOTH},
-	{"guided_whitespace_pattern", BOTH}, /* refused */
-	{"ignore_eos", ALL},
-	{"include", RESPONSES},
-	{"include_reasoning", CHAT},
-	{"include_stop_str_in_output", ALL},
-	{"input", RESPONSES | EMBEDDING},
-	{"instructions", RESPONSES},
-	{"json_schema", BOTH},
-	{"logit_bias", ALL},
-	{"logits_processors", BOTH}, /* refused */
-	{"logprobs", BOTH},
-	{"max_completion_tokens", CHAT},
-	{"max_output_tokens", RESPONSES},
-	{"max_tokens", BOTH | MESSAGES},
-	{"max_tool_calls", RESPONSES}, /* of built-in tools: no effect */
-	{"mcp_servers", MESSAGES},     /* refused */
-	{"messages", CHAT | MESSAGES},
-	{"metadata", ALL}, /* of OpenAI's store: no effect; messages: its user_id is `user` */
-	{"min_p", ALL},
-	{"min_tokens", ALL},
-	{"model", ALL | EMBEDDING},
-	{"n", BOTH},
-	{"normalize", EMBEDDING},
-	{"output_config", MESSAGES},
-	{"output_format", MESSAGES},
-	{"parallel_tool_calls", CHAT | RESPONSES},
-	{"pooling", EMBEDDING},
-	{"prediction", CHAT}, /* refused */
-	{"presence_penalty", ALL},
-	{"previous_response_id", RESPONSES}, /* refused */
-	{"prompt", COMPLETION | RESPONSES},  /* of responses: refused */
-	{"prompt_cache_key", OPENAI},
-	{"prompt_embeds", COMPLETION}, /* refused */
-	{"prompt_logprobs", BOTH},
-	{"reasoning", RESPONSES},
-	{"reasoning_effort", CHAT},
-	{"regex", BOTH},
-	{"repetition_penalty", ALL},
-	{"response_format", BOTH},
-	{"return_token_ids", BOTH},
-	{"safety_identifier", OPENAI}, /* no effect */
-	{"seed", ALL},
-	{"separate_reasoning", CHAT},
-	{"service_tier", ALL}, /* no effect */
-	{"skip_special_tokens", ALL},
-	{"stop", OPENAI},
-	{"stop_sequences", MESSAGES},
-	{"stop_token_ids", ALL},
-	{"store", OPENAI}, /* no effect */
-	{"stream", ALL},
-	{"stream_options", OPENAI},
-	{"structural_tag", BOTH}, /* refused */
-	{"structured_outputs", ALL},
-	{"suffix", COMPLETION}, /* refused */
-	{"system", MESSAGES},
-	{"temperature", ALL},
-	{"text", RESPONSES},
-	{"thinking", MESSAGES},
-	{"tool_choice", CHAT | RESPONSES | MESSAGES},
-	{"tools", CHAT | RESPONSES | MESSAGES},
-	{"top_k", ALL},
-	{"top_logprobs", CHAT | RESPONSES},
-	{"top_p", ALL},
-	{"truncate_prompt_tokens", ALL | EMBEDDING},
-	{"truncation", RESPONSES},
-	{"typical_p", ALL},
-	{"use_beam_search", BOTH},    /* refused */
-	{"user", OPENAI | EMBEDDING}, /* EMBEDDING: no effect */
+	{"add_generation_prompt", CHAT, BOOL},
+	{"add_special_tokens", BOTH | EMBEDDING | TOKENIZE, BOOL},
+	{"allowed_token_ids", ALL, LIST_OF(INT(0, 4294967295), PARAM_ALLOWED_MAX)},
+	{"audio", CHAT, REFUSED},           /* params.c */
+	{"background", RESPONSES, REFUSED}, /* unless it is false */
+	{"bad_words", ALL, LIST_OF(STRING, PARAM_BAD_WORDS_MAX)},
+	{"best_of", BOTH, INT_FROM(1) ABOUT("only the value of n")},
+	{"cache_control", MESSAGES, NO_EFFECT},
+	{"cache_salt", ALL | EMBEDDING | TOKENIZE, STRING},
+	{"chat_template", CHAT, REFUSED},
+	{"chat_template_kwargs", CHAT | RESPONSES | MESSAGES | TOKENIZE, OBJECT},
+	{"container", MESSAGES, REFUSED},
+	{"continue_final_message", CHAT | TOKENIZE, BOOL},
+	{"conversation", RESPONSES, REFUSED},
+	{"custom_logit_processor", BOTH, REFUSED},
+	{"dimensions", EMBEDDING, INT_FROM(1)},
+	{"documents", CHAT | TOKENIZE, LIST},
+	{"ebnf", BOTH, STRING},
+	{"echo", COMPLETION, BOOL},
+	{"echo", CHAT, REFUSED},
+	{"encoding_format", EMBEDDING, ONE_OF("\"float\",\"base64\"")},
+	{"frequency_penalty", ALL, NUMBER(-2, 2)},
+	{"function_call", CHAT, REFUSED}, /* chat_request_tools.c */
+	{"functions", CHAT, REFUSED},
+	{"grammar", BOTH, STRING},
+	{"guided_choice", BOTH, LIST},
+	{"guided_grammar", BOTH, STRING},
+	{"guided_json", BOTH, OBJECT_OR_STRING},
+	{"guided_regex", BOTH, STRING},
+	{"guided_whitespace_pattern", BOTH, REFUSED},
+	{"ignore_eos", ALL, BOOL},
+	{"include", RESPONSES, LIST},
+	{"include_reasoning", CHAT, BOOL},
+	{"include_stop_str_in_output", ALL, BOOL},
+	{"input", RESPONSES | EMBEDDING, STRING_OR_LIST},
+	{"instructions", RESPONSES, STRING},
+	{"json_schema", BOTH, OBJECT},
+	{"logit_bias", ALL, OBJECT},
+	{"logits_processors", BOTH, REFUSED},
+	{"logprobs", COMPLETION, INT(0, PARAM_LOGPROBS_MAX)},
+	{"logprobs", CHAT, BOOL},
+	{"max_completion_tokens", CHAT, INT(1, 2147483647)},
+	{"max_output_tokens", RESPONSES, INT(1, 2147483647)},
+	{"max_tokens", COMPLETION, INT(0, 2147483647) ABOUT("0 only with echo")},
+	{"max_tokens", CHAT | MESSAGES, INT(1, 2147483647)},
+	{"max_tool_calls", RESPONSES, NO_EFFECT}, /* of built-in tools */
+	{"mcp_servers", MESSAGES, REFUSED},
+	{"messages", CHAT | MESSAGES | TOKENIZE, LIST},
+	{"metadata", ALL, NO_EFFECT}, /* of OpenAI's store; messages: its user_id is `user` */
+	{"min_p", ALL, NUMBER(0, 1)},
+	{"min_tokens", ALL, INT(0, 2147483647)},
+	{"model", ALL | EMBEDDING | TOKENIZE | DETOKENIZE, STRING},
+	{"n", BOTH, INT_FROM(1) ABOUT("at most max_choices")},
+	{"normalize", EMBEDDING, BOOL},
+	{"output_config", MESSAGES, OBJECT},
+	{"output_format", MESSAGES, OBJECT},
+	{"parallel_tool_calls", CHAT | RESPONSES, BOOL},
+	{"pooling", EMBEDDING, ONE_OF("\"last\",\"mean\"")},
+	{"prediction", CHAT, REFUSED},
+	{"presence_penalty", ALL, NUMBER(-2, 2)},
+	{"previous_response_id", RESPONSES, REFUSED},
+	{"prompt", COMPLETION, STRING_OR_LIST},
+	{"prompt", TOKENIZE, STRING},
+	{"prompt", RESPONSES, REFUSED},
+	{"prompt_cache_key", OPENAI, STRING},
+	{"prompt_embeds", COMPLETION, REFUSED},
+	{"prompt_logprobs", BOTH, INT(0, PARAM_LOGPROBS_MAX)},
+	{"reasoning", RESPONSES, OBJECT},
+	{"reasoning_effort", CHAT | TOKENIZE, STRING},
+	{"regex", BOTH, STRING},
+	{"repetition_penalty", ALL, ABOVE_0(10)},
+	{"response_format", BOTH, OBJECT},
+	{"return_timings", BOTH, BOOL},
+	{"return_token_ids", BOTH, BOOL},
+	{"return_token_strs", TOKENIZE, BOOL},
+	{"safety_identifier", OPENAI, NO_EFFECT},
+	{"seed", ALL, INT(-9223372036854775808, 9223372036854775807)},
+	{"separate_reasoning", CHAT, BOOL},
+	{"service_tier", ALL, NO_EFFECT},
+	{"skip_special_tokens", ALL, BOOL},
+	{"stop", OPENAI, STRING_OR_LIST_OF(STRING, STOP_STRINGS_MAX)},
+	{"stop_sequences", MESSAGES, LIST_OF(STRING, STOP_STRINGS_MAX)},
+	{"stop_token_ids", ALL, LIST_OF(INT(0, 2147483647), PARAM_STOP_IDS_MAX)},
+	{"store", OPENAI, NO_EFFECT},
+	{"stream", ALL, BOOL},
+	{"stream_options", OPENAI, OBJECT},
+	{"structural_tag", BOTH, REFUSED},
+	{"structured_outputs", ALL, OBJECT},
+	{"suffix", COMPLETION, REFUSED},
+	{"system", MESSAGES, STRING_OR_LIST},
+	{"temperature", ALL, NUMBER(0, 100)},
+	{"text", RESPONSES, OBJECT},
+	{"thinking", MESSAGES, OBJECT},
+	{"timings_per_token", BOTH, BOOL},
+	{"tokens", DETOKENIZE, LIST},
+	{"tool_choice", CHAT | RESPONSES | MESSAGES | TOKENIZE, OBJECT_OR_STRING},
+	{"tools", CHAT | RESPONSES | MESSAGES | TOKENIZE, LIST},
+	{"top_k", ALL, INT(-1, 2147483647)},
+	{"top_logprobs", CHAT | RESPONSES, INT(0, PARAM_LOGPROBS_MAX)},
+	{"top_p", ALL, ABOVE_0(1)},
+	{"truncate_prompt_tokens", ALL | EMBEDDING, INT(-1, 2147483647) ABOUT("not 0")},
+	{"truncation", RESPONSES, ONE_OF("\"disabled\"")},
+	{"typical_p", ALL, ABOVE_0(1)},
+	{"use_beam_search", BOTH, REFUSED},
+	{"user", OPENAI | EMBEDDING, STRING},
 };
 
 static int is_known(const char *name, enum request_kind kind)
 {
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-		if (strcmp(known[i].name, name) == 0)
-			return (known[i].kinds >> kind & 1) != 0;
+		if (known[i].kinds >> kind & 1 && strcmp(known[i].name, name) == 0)
+			return 1;
 	return 0;
+}
+
+void params_describe(enum request_kind kind, struct buf *out)
+{
+	static const char *const required[] = {
+		[KIND_COMPLETION] = "\"prompt\"",     [KIND_CHAT] = "\"messages\"",
+		[KIND_RESPONSES] = "\"input\"",       [KIND_MESSAGES] = "\"messages\",\"max_tokens\"",
+		[KIND_COUNT_TOKENS] = "\"messages\"", [KIND_EMBEDDING] = "\"input\"",
+		[KIND_DETOKENIZE] = "\"tokens\"",     [KIND_TOKENIZE] = ""};
+	enum request_kind of = kind == KIND_COUNT_TOKENS ? KIND_MESSAGES : kind;
+	const char *comma = "";
+	buf_printf(out, "{\"type\":\"object\",\"required\":[%s],\"properties\":{", required[kind]);
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+		if (!(known[i].kinds >> of & 1) || !known[i].schema)
+			continue;
+		buf_printf(out, "%s\"%s\":{%s}", comma, known[i].name, known[i].schema);
+		comma = ",";
+	}
+	buf_adds(out, "}}");
 }
 
 json_t *params_of_chat(const json_t *o, enum request_kind kind)

@@ -2,9 +2,9 @@
  * end, time, and workers that come and go. attempt.h has the drawing.
  *
  * What always holds: an attempt that has not ended is in attempts.by_id and in attempts.live; it is
- * in attempts.waiting or attempts.queue exactly in WAITING, and in attempts.ending exactly in
- * ENDING; it is linked to a worker only from SUBMITTED to ENDING. `ended` is the last thing that
- * touches an attempt. What a worker sends can fail its own attempt, nothing else. */
+ * in attempts.waiting or attempts.queue exactly in WAITING; it is linked to a worker only in
+ * SUBMITTED and RUNNING. `ended` is the last thing that touches an attempt. What a worker sends can
+ * fail its own attempt, nothing else. */
 #include "attempt_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -18,8 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* how long a complete answer waits for the prefill worker's first token */
-#define ENDING_US 200000u
 /* attempts of a worker examined per tick; takes a few ms at most */
 #define LEAVE_EACH_TICK 256u
 /* attempts that find no worker, each time */
@@ -57,13 +55,6 @@ static enum verdict take_away(struct attempt *a, const struct attempt_event *e)
 	return attempt_lost(a, &(struct attempt_loss){PDS__FAULT__FAULT_STALLED, 1, name, name, why});
 }
 
-/* The prefill worker's first token and its timing are still to come. */
-static int awaits_first_token(const struct attempt *a)
-{
-	int before = a->state != ATTEMPT_HANDED && a->state != ATTEMPT_DECODING;
-	return before && a->try.prefill && !attempt_is_alone(a);
-}
-
 /* What an event means for a running try. */
 static enum verdict judge(struct attempt *a, const struct attempt_event *e)
 {
@@ -71,15 +62,14 @@ static enum verdict judge(struct attempt *a, const struct attempt_event *e)
 	case ON_FIRST_TOKEN: return attempt_take_first(a, e);
 	case ON_PROMPT: return attempt_take_prompt(a, e);
 	case ON_EMBEDDING: return attempt_take_embedding(a, e);
-	case ON_TOKENS: return attempt_take_tokens(a, e, awaits_first_token(a));
+	case ON_TOKENS: return attempt_take_tokens(a, e);
 	case ON_FAILED: return attempt_take_failure(a, e);
 	case ON_WORKER_DOWN: return worker_down(a, e);
 	case ON_LEAVE: return take_away(a, e);
-	case ON_DEADLINE: return GIVE_UP;
-	case ON_CANCEL: return ABORTED;
+	case ON_DEADLINE:
+	case ON_CANCEL: return OVER;
 	case ON_ENTER:
 	case ON_TRIED:
-	case ON_TIME:
 	case ON_REFUSED: break;
 	}
 	return GO_ON;
@@ -93,8 +83,8 @@ static enum attempt_state step_new(struct attempt *a, const struct attempt_event
 	switch (e->type) {
 	case ON_TRIED: return e->placed == PLACED ? ATTEMPT_SUBMITTED : ATTEMPT_WAITING;
 	case ON_DEADLINE:
-	case ON_REFUSED: return ATTEMPT_FAILED;
-	case ON_CANCEL: return ATTEMPT_CANCELLED;
+	case ON_REFUSED:
+	case ON_CANCEL: return ATTEMPT_ENDED;
 	default: return ATTEMPT_NEW;
 	}
 }
@@ -114,7 +104,7 @@ static void wait_for_turn(struct attempt *a)
 	struct attempts *e = a->all;
 	if (fair_waits(&a->turn))
 		return;
-	list_remove(&a->by_state);
+	list_remove(&a->waiting);
 	a->since_us = clock_us();
 	fair_put(&e->queue, &a->asked.caller->turns, &a->turn, attempt_cost(a));
 	e->n_prefill_only += (size_t)attempt_is_prefill_only(a);
@@ -123,11 +113,11 @@ static void wait_for_turn(struct attempt *a)
 
 static void wait_for_worker(struct attempt *a, uint64_t now)
 {
-	if (!list_empty(&a->by_state))
+	if (!list_empty(&a->waiting))
 		return;
 	leave_queue(a);
 	a->until_us = now + a->all->opts.retry_wait_us;
-	list_push_back(&a->all->waiting, &a->by_state);
+	list_push_back(&a->all->waiting, &a->waiting);
 }
 
 static enum attempt_state step_waiting(struct attempt *a, const struct attempt_event *e)
@@ -147,8 +137,8 @@ static enum attempt_state step_waiting(struct attempt *a, const struct attempt_e
 		placed = e->placed;
 		now = e->now_us;
 		break;
-	case ON_DEADLINE: return ATTEMPT_FAILED;
-	case ON_CANCEL: return ATTEMPT_CANCELLED;
+	case ON_DEADLINE:
+	case ON_CANCEL: return ATTEMPT_ENDED;
 	default: return ATTEMPT_WAITING;
 	}
 	switch (placed) {
@@ -159,121 +149,27 @@ static enum attempt_state step_waiting(struct attempt *a, const struct attempt_e
 		if (a->asked.pooling) /* one that took it, or others of its request, may come back */
 			break;
 		attempt_give_up(a, 503, "the workers that are left take no sequence of this length");
-		return ATTEMPT_FAILED;
+		return ATTEMPT_ENDED;
 	case LINK_FULL:
 	case NO_WORKER: break;
 	}
 	wait_for_worker(a, now);
 	if (now < a->until_us)
 		return ATTEMPT_WAITING;
-	attempt_give_up(a, 503, "no worker came back in time for another attempt (retry_wait_ms)");
-	return ATTEMPT_FAILED;
+	attempt_give_up(a, 503, "no worker came back in time (retry_wait_ms)");
+	return ATTEMPT_ENDED;
 }
 
-static enum attempt_state step_submitted(struct attempt *a, const struct attempt_event *e)
+/* SUBMITTED and RUNNING. */
+static enum attempt_state step_at_workers(struct attempt *a, const struct attempt_event *e)
 {
 	switch (judge(a, e)) {
 	case GO_ON: break;
-	case KEPT: return attempt_prompt_missing(a) ? ATTEMPT_HELD : ATTEMPT_ENDING;
-	case TAKEN:
-		if (attempt_is_alone(a))
-			return ATTEMPT_DECODING;
-		return e->type == ON_FIRST_TOKEN ? ATTEMPT_HANDED : ATTEMPT_JOINED;
-	case COMPLETE: return ATTEMPT_DONE;
+	case DECODES: return ATTEMPT_RUNNING;
 	case RETRY: return ATTEMPT_WAITING;
-	case GIVE_UP: return ATTEMPT_FAILED;
-	case ABORTED: return ATTEMPT_CANCELLED;
+	case OVER: return ATTEMPT_ENDED;
 	}
-	return ATTEMPT_SUBMITTED;
-}
-
-static enum attempt_state step_handed(struct attempt *a, const struct attempt_event *e)
-{
-	switch (judge(a, e)) {
-	case GO_ON:
-	case KEPT: break;
-	case TAKEN: return e->type == ON_TOKENS ? ATTEMPT_DECODING : ATTEMPT_HANDED;
-	case COMPLETE: return ATTEMPT_DONE;
-	case RETRY: return ATTEMPT_WAITING;
-	case GIVE_UP: return ATTEMPT_FAILED;
-	case ABORTED: return ATTEMPT_CANCELLED;
-	}
-	return ATTEMPT_HANDED;
-}
-
-static enum attempt_state step_held(struct attempt *a, const struct attempt_event *e)
-{
-	switch (judge(a, e)) {
-	case GO_ON: break;
-	case KEPT: return attempt_prompt_missing(a) ? ATTEMPT_HELD : ATTEMPT_ENDING;
-	case TAKEN: return ATTEMPT_JOINED;
-	case COMPLETE: return ATTEMPT_DONE;
-	case RETRY: return ATTEMPT_WAITING;
-	case GIVE_UP: return ATTEMPT_FAILED;
-	case ABORTED: return ATTEMPT_CANCELLED;
-	}
-	return ATTEMPT_HELD;
-}
-
-static enum attempt_state step_joined(struct attempt *a, const struct attempt_event *e)
-{
-	switch (judge(a, e)) {
-	case GO_ON: break;
-	case KEPT: return ATTEMPT_ENDING;
-	case TAKEN: return e->type == ON_FIRST_TOKEN ? ATTEMPT_DECODING : ATTEMPT_JOINED;
-	case COMPLETE: return ATTEMPT_DONE;
-	case RETRY: return ATTEMPT_WAITING;
-	case GIVE_UP: return ATTEMPT_FAILED;
-	case ABORTED: return ATTEMPT_CANCELLED;
-	}
-	return a->try.prefill ? ATTEMPT_JOINED : ATTEMPT_DECODING;
-}
-
-static enum attempt_state step_decoding(struct attempt *a, const struct attempt_event *e)
-{
-	switch (judge(a, e)) {
-	case GO_ON:
-	case KEPT:
-	case TAKEN: break;
-	case COMPLETE: return ATTEMPT_DONE;
-	case RETRY: return ATTEMPT_WAITING;
-	case GIVE_UP: return ATTEMPT_FAILED;
-	case ABORTED: return ATTEMPT_CANCELLED;
-	}
-	return ATTEMPT_DECODING;
-}
-
-static enum attempt_state step_ending(struct attempt *a, const struct attempt_event *e)
-{
-	enum verdict v = GO_ON;
-	switch (e->type) {
-	case ON_ENTER:
-		a->until_us = clock_us() + ENDING_US;
-		list_push_back(&a->all->ending, &a->by_state);
-		break;
-	case ON_TOKENS: a->all->counts.stale++; break;
-	case ON_FIRST_TOKEN:
-		attempt_take_account(a, e);
-		v = attempt_release(a, 1);
-		break;
-	case ON_WORKER_DOWN:
-		attempt_leave(a, e->worker);
-		v = attempt_release(a, 1);
-		break;
-	case ON_TIME:
-	case ON_DEADLINE: v = attempt_release(a, 1); break; /* the whole answer is here */
-	default: v = judge(a, e);
-	}
-	switch (v) {
-	case GO_ON: break;
-	case COMPLETE: return ATTEMPT_DONE;
-	case GIVE_UP: return ATTEMPT_FAILED;
-	case ABORTED: return ATTEMPT_CANCELLED;
-	case KEPT:
-	case TAKEN:
-	case RETRY: PANIC("attempt %s: the end of a complete answer is lost", log_reqid(&a->id));
-	}
-	return ATTEMPT_ENDING;
+	return a->state;
 }
 
 #define TO(state) (1u << ATTEMPT_##state)
@@ -283,28 +179,11 @@ static const struct {
 	unsigned next; /* the states that may follow */
 	enum attempt_state (*step)(struct attempt *a, const struct attempt_event *e); /* NULL: ended */
 } states[] = {
-	[ATTEMPT_NEW] = {"new", TO(SUBMITTED) | TO(WAITING) | TO(FAILED) | TO(CANCELLED), step_new},
-	[ATTEMPT_WAITING] = {"waiting", TO(SUBMITTED) | TO(FAILED) | TO(CANCELLED), step_waiting},
-	[ATTEMPT_SUBMITTED] = {"submitted",
-                           TO(HANDED) | TO(HELD) | TO(JOINED) | TO(DECODING) | TO(ENDING) |
-                               TO(WAITING) | TO(DONE) | TO(FAILED) | TO(CANCELLED),
-                           step_submitted},
-	[ATTEMPT_HANDED] = {"handed",
-                        TO(DECODING) | TO(WAITING) | TO(DONE) | TO(FAILED) | TO(CANCELLED),
-                        step_handed},
-	[ATTEMPT_HELD] = {"held",
-                      TO(JOINED) | TO(ENDING) | TO(WAITING) | TO(DONE) | TO(FAILED) | TO(CANCELLED),
-                      step_held},
-	[ATTEMPT_JOINED] = {"joined",
-                        TO(DECODING) | TO(ENDING) | TO(WAITING) | TO(DONE) | TO(FAILED) |
-                            TO(CANCELLED),
-                        step_joined},
-	[ATTEMPT_DECODING] = {"decoding", TO(WAITING) | TO(DONE) | TO(FAILED) | TO(CANCELLED),
-                          step_decoding},
-	[ATTEMPT_ENDING] = {"ending", TO(DONE) | TO(FAILED) | TO(CANCELLED), step_ending},
-	[ATTEMPT_DONE] = {"done", 0, NULL},
-	[ATTEMPT_FAILED] = {"failed", 0, NULL},
-	[ATTEMPT_CANCELLED] = {"cancelled", 0, NULL},
+	[ATTEMPT_NEW] = {"new", TO(WAITING) | TO(SUBMITTED) | TO(ENDED), step_new},
+	[ATTEMPT_WAITING] = {"waiting", TO(SUBMITTED) | TO(ENDED), step_waiting},
+	[ATTEMPT_SUBMITTED] = {"submitted", TO(RUNNING) | TO(WAITING) | TO(ENDED), step_at_workers},
+	[ATTEMPT_RUNNING] = {"running", TO(WAITING) | TO(ENDED), step_at_workers},
+	[ATTEMPT_ENDED] = {"ended", 0, NULL},
 };
 
 const char *attempt_state_name(enum attempt_state state)
@@ -314,7 +193,7 @@ const char *attempt_state_name(enum attempt_state state)
 
 const char *answer_finish_name(enum answer_finish finish)
 {
-	static const char *const names[] = {"none", "stop", "length", "abort"};
+	static const char *const names[] = {"none", "stop", "length", "abort", "error"};
 	return names[finish];
 }
 
@@ -331,32 +210,48 @@ static void attempt_enter(struct attempt *a, enum attempt_state to)
 	log_req(LOG_DEBUG, &a->id, "attempt_state", "from=%s to=%s attempt=%u", states[a->state].name,
 	        states[to].name, a->number);
 	a->state = to;
-	list_remove(&a->by_state);
+	list_remove(&a->waiting);
 	leave_queue(a);
 }
 
-static void end_attempt(struct attempt *a, int awaits)
+static void end_attempt(struct attempt *a)
 {
 	struct attempts *e = a->all;
-	attempt_close_try(a, a->state == ATTEMPT_DONE ? "the answer is complete" : a->end.why);
+	const struct attempt_times *t = &a->got.times;
+	uint64_t now = clock_us(), first_us = a->got.first_us, begun_us = a->asked.begun_us;
+	int is_error = a->end.finish == ANSWER_FINISH_ERROR,
+		is_abort = a->end.finish == ANSWER_FINISH_ABORT, is_done = !is_error && !is_abort;
+	attempt_close_try(a, is_done ? "the answer is complete" : a->end.why);
 	list_remove(&a->by_deadline);
 	map_remove(e->by_id, &a->id);
 	e->counts.prompt_tokens += a->number ? a->asked.prompt_tokens : 0;
 	e->counts.output_tokens += a->got.n_out;
-	e->counts.cached_tokens += a->got.times.cached_tokens;
-	e->counts.done += a->state == ATTEMPT_DONE;
-	e->counts.failed += a->state == ATTEMPT_FAILED;
-	e->counts.cancelled += a->state == ATTEMPT_CANCELLED;
-	if (a->state == ATTEMPT_DONE && !a->asked.pooling)
+	e->counts.cached_tokens += t->cached_tokens;
+	e->counts.done += is_done;
+	e->counts.failed += is_error;
+	e->counts.cancelled += is_abort;
+	if (is_done && !a->asked.pooling)
 		registry_answered(e->registry, a->got.n_out);
-	attempts_summary(a, awaits);
+	log_req(LOG_INFO, &a->id, "request_done",
+	        "prompt_tokens=%u cached_tokens=%u output_tokens=%u queue_us=%llu prepare_us=%llu "
+	        "reserve_us=%llu prefill_us=%llu transfer_us=%llu "
+	        "first_token_us=%llu decode_us=%llu total_us=%llu prefill=%s decode=%s attempts=%u "
+	        "finish=%s status=%d%s%s",
+	        a->asked.prompt_tokens, t->cached_tokens, a->got.n_out, (unsigned long long)t->queue_us,
+	        (unsigned long long)t->prepare_us, (unsigned long long)t->reserve_us,
+	        (unsigned long long)t->prefill_us, (unsigned long long)t->transfer_us,
+	        (unsigned long long)(first_us ? first_us - begun_us : 0),
+	        (unsigned long long)(first_us ? now - first_us : 0),
+	        (unsigned long long)(now - begun_us), *a->try.prefill_name ? a->try.prefill_name : "-",
+	        *a->try.decode_name ? a->try.decode_name : "-", a->number,
+	        answer_finish_name(a->end.finish), a->end.status, *a->end.why ? " why=" : "",
+	        *a->end.why ? log_quote(a->end.why) : "");
 }
 
 void attempt_step(struct attempt *a, const struct attempt_event *event)
 {
 	static const struct attempt_event enter = {.type = ON_ENTER};
 	const struct attempt_event *e = event;
-	int awaits = event->type != ON_FIRST_TOKEN && awaits_first_token(a);
 	for (;;) {
 		enum attempt_state to = states[a->state].step(a, e);
 		if (to == a->state)
@@ -366,7 +261,7 @@ void attempt_step(struct attempt *a, const struct attempt_event *event)
 			break;
 		e = &enter;
 	}
-	end_attempt(a, awaits);
+	end_attempt(a);
 	if (event->type != ON_CANCEL && event->type != ON_REFUSED) /* else the owner knows */
 		a->hooks->ended(a->owner, a);
 }
@@ -381,16 +276,11 @@ void attempts_init(struct attempts *e, struct registry *g, const struct attempts
 	e->by_id = map_new_random_keys(sizeof(struct reqid));
 	list_init(&e->live);
 	list_init(&e->waiting);
-	list_init(&e->ending);
 	fair_init(&e->queue);
-	list_init(&e->late);
-	e->late_by_id = map_new(sizeof(struct reqid));
 }
 
 void attempts_fini(struct attempts *e)
 {
-	attempts_late_tick(e, UINT64_MAX);
-	map_destroy(&e->late_by_id);
 	map_destroy(&e->by_id);
 }
 
@@ -429,7 +319,7 @@ struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
 	a->got.size = spec->max_tokens < 256 ? spec->max_tokens : 256;
 	a->got.out = mem_array(a->got.size, sizeof *a->got.out);
 	a->got.prompt_rows = 1;
-	list_init(&a->by_state);
+	list_init(&a->waiting);
 	fair_item_init(&a->turn);
 	list_init(&a->try.held);
 	/* earliest deadline first: nearly all have the same allowance, so search from the end */
@@ -462,7 +352,11 @@ int attempt_start(struct attempt *a)
 		placed = attempt_submit(a);
 	if (placed == LINK_FULL)
 		placed = attempt_submit(a); /* to another worker, if there is one */
-	if (placed == NO_WORKER || placed == TOO_LONG)
+	int returns = placed == NO_WORKER &&
+	              place_may_return(e->registry, &wish, e->opts.retry_wait_us);
+	if (returns)
+		log_req(LOG_INFO, &a->id, "waiting_for_worker", "why=\"none is ready, one restarts\"");
+	else if (placed == NO_WORKER || placed == TOO_LONG)
 		return placed == TOO_LONG ? ERR_FULL : ERR_NOTFOUND;
 	attempt_step(a, &(struct attempt_event){.type = ON_TRIED, .placed = placed});
 	return 0;
@@ -521,9 +415,9 @@ static void retry_waiting(struct attempts *e, uint64_t now)
 	unsigned misses = 0;
 	take_some(&e->waiting, UINT_MAX, &again);
 	while (!list_empty(&again) && misses < MISSES_MAX) {
-		struct attempt *a = list_entry(again.next, struct attempt, by_state);
-		list_remove(&a->by_state);
-		list_push_back(&e->waiting, &a->by_state);
+		struct attempt *a = list_entry(again.next, struct attempt, waiting);
+		list_remove(&a->waiting);
+		list_push_back(&e->waiting, &a->waiting);
 		if (now < a->past.not_before_us)
 			continue;
 		struct attempt_event tried = {ON_TRIED, .placed = attempt_submit(a), .now_us = now};
@@ -634,8 +528,7 @@ void attempts_tick(struct attempts *e, uint64_t now_us)
 		struct attempt *a = list_entry(e->live.next, struct attempt, by_deadline);
 		if (a->asked.deadline_us > now_us)
 			break;
-		if (a->state != ATTEMPT_ENDING)
-			attempt_give_up(a, 504, "the request's time is up (request_timeout_ms)");
+		attempt_give_up(a, 504, "the request's time is up (request_timeout_ms)");
 		attempt_step(a, &(struct attempt_event){.type = ON_DEADLINE});
 	}
 	list_each(n, &e->registry->workers) {
@@ -649,13 +542,6 @@ void attempts_tick(struct attempts *e, uint64_t now_us)
 	retry_waiting(e, now_us);
 	e->room = 1; /* a heartbeat may have told of some */
 	attempts_take_turns(e, now_us);
-	while (!list_empty(&e->ending)) {
-		struct attempt *a = list_entry(e->ending.next, struct attempt, by_state);
-		if (now_us < a->until_us)
-			break;
-		attempt_step(a, &(struct attempt_event){.type = ON_TIME});
-	}
-	attempts_late_tick(e, now_us);
 }
 
 void attempts_json(const struct attempts *e, const char *key, uint64_t now_us, struct buf *out)

@@ -5,32 +5,25 @@
  * number, when workers lose it. attempt_step (attempt.c) is the only function that changes the
  * state:
  *
- *   NEW -> SUBMITTED, WAITING, FAILED, CANCELLED  nothing was sent
- *   WAITING -> SUBMITTED, FAILED, CANCELLED  no worker has it. A new one waits for its turn,
- *                            because workers have enough to start with. One that was lost waits
- *                            for a worker, or for a pause to end, but for no turn
- *   SUBMITTED -> HANDED, HELD, JOINED, DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED  sent to
- *                            the prefill worker; which candidate decodes is not known yet. An
- *                            embedding and an answer of a single token have no candidates, and
- *                            come in one piece
- *   HANDED -> DECODING, WAITING, DONE, FAILED, CANCELLED  the prefill worker has sent the first
- *                            token and named the decode worker, which has sent nothing yet
- *   HELD -> JOINED, ENDING, WAITING, DONE, FAILED, CANCELLED  the decode worker sends tokens, which
- *                            are held until all log-probabilities of the prompt are here
- *   JOINED -> DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED  the decode worker sends tokens;
- *                            the prefill worker's first token and its timing are not here yet
- *   DECODING -> WAITING, DONE, FAILED, CANCELLED  the decode worker, or the only worker, sends
- *                            tokens; nothing more is expected from the prefill worker
- *   ENDING -> DONE, FAILED, CANCELLED  the answer is complete; its last tokens are held for a
- *                            moment, so that the prefill worker's timing and cached tokens arrive
- *                            first
+ *   NEW -> WAITING, SUBMITTED, ENDED  nothing was sent
+ *   WAITING -> SUBMITTED, ENDED  no worker has it. A new one waits for its turn, because workers
+ *                        have enough to start with, or for a worker that restarts if there is no
+ *                        other. One that was lost waits for a worker, or for a pause to end, but
+ *                        for no turn
+ *   SUBMITTED -> RUNNING, WAITING, ENDED  sent to the prefill worker; which candidate decodes is
+ *                        not known yet. An embedding and an answer of a single token have no
+ *                        candidates, and come in one piece
+ *   RUNNING -> WAITING, ENDED  the decode worker is known: the prefill worker has named it with the
+ *                        first token, or it has sent tokens itself. The two have links of their
+ *                        own, so either may come first
  *
  * Rules (model-checked, the handover model): before an attempt is submitted the one before is
  * cancelled at its prefill worker and at every candidate; messages of lower numbers are dropped; a
  * token's index gives its position, so repeated tokens are recognised. In SUBMITTED only the
  * prefill worker can end a try, by its message or its death; a candidate's report of a lost lease
- * is kept, and counts if that candidate is named. In HANDED and HELD both workers can, from JOINED
- * on only the decode worker.
+ * is kept, and counts if that candidate is named. In RUNNING the decode worker can; the prefill
+ * worker too, until the decode worker has sent tokens, which shows that the KV has arrived, and
+ * until all log-probabilities of the prompt are here. Tokens that come before those are held.
  *
  * A lost try is followed by another at once, a second loss in a row after a pause that grows,
  * because one fault may take several workers one after the other. The last one is made without
@@ -67,22 +60,17 @@ enum attempt_state {
 	ATTEMPT_NEW,
 	ATTEMPT_WAITING,
 	ATTEMPT_SUBMITTED,
-	ATTEMPT_HANDED,
-	ATTEMPT_HELD,
-	ATTEMPT_JOINED,
-	ATTEMPT_DECODING,
-	ATTEMPT_ENDING,
-	ATTEMPT_DONE,
-	ATTEMPT_FAILED,
-	ATTEMPT_CANCELLED
+	ATTEMPT_RUNNING,
+	ATTEMPT_ENDED
 };
 
-/* How an answer ended, as OpenAI names it. */
+/* How an answer ended: as OpenAI names it, or cancelled, or failed. */
 enum answer_finish {
 	ANSWER_FINISH_NONE,
 	ANSWER_FINISH_STOP,
 	ANSWER_FINISH_LENGTH,
-	ANSWER_FINISH_ABORT
+	ANSWER_FINISH_ABORT,
+	ANSWER_FINISH_ERROR
 };
 
 /* What the owner decides when it gets new tokens. */
@@ -107,7 +95,7 @@ struct attempt_hooks {
 	/* The embedding that was asked for: (asked.hidden) values. 0, or -1: there is no memory for
 	 * it. */
 	int (*embedding)(void *owner, struct attempt *a, const float *values);
-	/* The state is DONE, FAILED or CANCELLED. The owner may destroy the attempt. */
+	/* `end` says how. The owner may destroy the attempt. */
 	void (*ended)(void *owner, struct attempt *a);
 };
 
@@ -167,6 +155,8 @@ struct attempt_try {
 	uint64_t backlog; /* in prefill's backlog_tokens, until the prompt is computed */
 	int starts;       /* counts in decode's `starting` */
 	int seated;       /* counts in caller's `seats` */
+	int computed;     /* the prompt is computed; counted for the prefill worker */
+	int decode_sent;  /* the decode worker has sent tokens: it has the KV */
 	struct attempt_candidate cand[PLACE_CANDIDATES_MAX];
 	unsigned n_cand; /* 0: prefill does it all */
 	struct attempt_prediction predicted;
@@ -174,7 +164,7 @@ struct attempt_try {
 	uint64_t began_ups; /* registry.ups when it was submitted */
 	/* kept for the summary when the workers are gone. decode_name: "" until it is known */
 	char prefill_name[WORKER_NAME_MAX], decode_name[WORKER_NAME_MAX];
-	struct list held; /* struct held_tokens, in HELD and ENDING */
+	struct list held; /* struct held_tokens: until all log-probabilities of the prompt are here */
 	uint32_t n_held;
 };
 
@@ -207,10 +197,9 @@ struct attempt_history {
 struct attempt_outcome {
 	enum answer_finish finish;
 	int status; /* of HTTP; 0: not ended */
-	/* FAILED: time until workers may have room, reported by the last one that failed the attempt;
+	/* ERROR: time until workers may have room, reported by the last one that failed the attempt;
 	 * 0: not known */
 	uint64_t retry_after_us;
-	uint64_t ended_us;
 	char why[256];
 };
 
@@ -222,9 +211,9 @@ struct attempt {
 	enum attempt_state state;
 	uint32_t number;         /* of the present try; 0 before the first */
 	struct list by_deadline; /* attempts.live */
-	struct list by_state;    /* attempts.waiting in WAITING, attempts.ending in ENDING */
+	struct list waiting;     /* attempts.waiting in WAITING */
 	struct fair_item turn;   /* attempts.queue in WAITING, instead of attempts.waiting */
-	uint64_t until_us;       /* ENDING, in attempts.waiting: the latest time at which that ends */
+	uint64_t until_us;       /* in attempts.waiting: the latest time at which that ends */
 	uint64_t since_us;       /* in attempts.queue */
 	struct attempt_spec asked;
 	struct attempt_try try;
@@ -236,7 +225,8 @@ struct attempt {
 struct attempts_opts {
 	/* consecutive lost tries allowed; ATTEMPTS_TIMES as many in total, for whatever reason */
 	uint32_t max_attempts;
-	uint64_t retry_wait_us; /* how long a lost attempt waits for a worker */
+	/* how long a lost attempt waits for a worker, and a new one for a worker that restarts */
+	uint64_t retry_wait_us;
 	void *arg;
 	/* 0, ERR_FULL or ERR_CLOSED */
 	int (*send)(void *arg, struct worker_record *w, enum msg_type type, const struct msg_head *head,
@@ -259,18 +249,16 @@ struct attempts {
 	struct attempts_opts opts;
 	struct registry *registry;
 	struct map *by_id;
-	struct list live;            /* all that have not ended, earliest deadline first */
-	struct list waiting, ending; /* by_state; ending: earliest first */
-	struct fair_queue queue;     /* new attempts, which wait for their turn */
-	size_t n_prefill_only;       /* of them, those that need no decode worker */
-	uint64_t queued_tokens;      /* of their prompts */
-	int room;                    /* a worker may have room for one of them */
+	struct list live;        /* all that have not ended, earliest deadline first */
+	struct list waiting;     /* those that wait for a worker, or for a pause to end */
+	struct fair_queue queue; /* new attempts, which wait for their turn */
+	size_t n_prefill_only;   /* of them, those that need no decode worker */
+	uint64_t queued_tokens;  /* of their prompts */
+	int room;                /* a worker may have room for one of them */
 	/* the caller of the last new attempt, and when; and when one of another caller was new */
 	struct {
 		uint64_t id, us, other_us;
 	} last;
-	struct list late; /* summary.c */
-	struct map *late_by_id;
 	struct attempts_counts counts;
 	/* ids of the next attempts: one system call draws many. The first n_drawn are left */
 	struct reqid drawn[ATTEMPTS_DRAWN];
@@ -292,8 +280,9 @@ struct attempt *attempts_find(const struct attempts *e, const struct reqid *id);
 struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
                             const struct attempt_hooks *hooks, void *owner);
 void attempt_destroy(struct attempt **a); /* cancels what still runs */
-/* The first try, now or when its turn comes. 0, or ERR_NOTFOUND (no worker), ERR_FULL (too long for
- * all workers): nothing was started, `ended` is not called. */
+/* The first try, now, when its turn comes, or when a worker that restarts is back. 0, or
+ * ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was started, `ended` is
+ * not called. */
 int attempt_start(struct attempt *a);
 /* After an error of attempt_start: waits for a worker, as one that was lost. */
 void attempt_wait(struct attempt *a);

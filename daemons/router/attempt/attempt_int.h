@@ -1,5 +1,5 @@
-/* attempt_int.h - between attempt.c (states), try.c (workers of the present try), messages.c (what
- * workers send) and summary.c.
+/* attempt_int.h - between attempt.c (states), try.c (workers of the present try) and messages.c
+ * (what workers send).
  *
  * Events go into attempt_step, and nothing else changes a state. What a state's step function calls
  * returns a verdict and never steps by itself. */
@@ -18,7 +18,6 @@ enum attempt_event_type {
 	ON_FAILED,      /* worker, failed */
 	ON_WORKER_DOWN, /* worker, how, why */
 	ON_LEAVE,       /* worker is stuck, or is told to end: another one can take the attempt */
-	ON_TIME,        /* ENDING: until_us */
 	ON_DEADLINE,    /* end is set */
 	ON_REFUSED,     /* end is set; the owner knows */
 	ON_CANCEL       /* end is set; the owner knows */
@@ -51,13 +50,10 @@ struct attempt_event {
 
 /* What an event means for the present try. */
 enum verdict {
-	GO_ON,    /* nothing has changed */
-	TAKEN,    /* tokens were taken; the answer goes on */
-	KEPT,     /* tokens are held for later */
-	COMPLETE, /* the answer is complete; end is set */
+	GO_ON,
+	DECODES, /* as before, and it is known which worker decodes */
 	RETRY,   /* the try is lost and its workers are cancelled; another one, from not_before_us on */
-	GIVE_UP, /* the attempt has failed; end is set */
-	ABORTED  /* nobody wants the answer; end is set */
+	OVER     /* the answer is complete, has failed, or nobody wants it; end is set */
 };
 
 /* Why a try is lost. */
@@ -74,7 +70,7 @@ void attempt_step(struct attempt *a, const struct attempt_event *event);
 /* a worker has it */
 static inline int attempt_is_running(const struct attempt *a)
 {
-	return a->state >= ATTEMPT_SUBMITTED && a->state <= ATTEMPT_ENDING;
+	return a->state == ATTEMPT_SUBMITTED || a->state == ATTEMPT_RUNNING;
 }
 
 /* try.c: the present try */
@@ -97,7 +93,7 @@ struct place_wish attempt_wish(const struct attempt *a);
 /* Of its caller's turns: the tokens of its context, and what a sequence costs where it decodes. */
 static inline uint64_t attempt_cost(const struct attempt *a)
 {
-	return a->asked.prompt_tokens + a->got.n_out + a->all->registry->policy.kv_sequence_tokens;
+	return a->asked.prompt_tokens + a->got.n_out + KV_SEQUENCE_TOKENS;
 }
 struct attempt_candidate *attempt_candidate(struct attempt *a, const struct worker_record *w);
 void attempt_join_decode(struct attempt *a, struct worker_record *w);
@@ -114,9 +110,9 @@ void attempt_close_try(struct attempt *a, const char *reason);
  * since the try was submitted; else NULL. What it sent may have been lost with the old link, and it
  * has given up what was reserved there, because its router was gone. */
 const struct worker_record *attempt_link_restarted(const struct attempt *a);
-/* Sets the outcome. GIVE_UP */
+/* The attempt has failed: sets the outcome. OVER */
 enum verdict attempt_give_up(struct attempt *a, int status, const char *why);
-/* The try is lost. RETRY or GIVE_UP. */
+/* The try is lost. RETRY or OVER. */
 enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l);
 /* Likewise by its link, through no fault of the attempt or of w. */
 enum verdict attempt_cut(struct attempt *a, const struct worker_record *w, const char *why);
@@ -140,31 +136,13 @@ struct held_tokens {
 	size_t len;
 	uint8_t bytes[];
 };
-/* The prefill worker's first token, without the token: its timing, and that the prompt is
- * computed. */
-void attempt_take_account(struct attempt *a, const struct attempt_event *event);
 enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *event);
 /* and tokens that were held for it */
 enum verdict attempt_take_prompt(struct attempt *a, const struct attempt_event *event);
 enum verdict attempt_take_embedding(struct attempt *a, const struct attempt_event *event);
-/* early: the prefill worker's first token has not arrived. KEPT then: the message is held, because
- * log-probabilities of the prompt are missing, or because the answer is complete. */
-enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *event, int early);
-/* Takes what is held. KEPT: the answer is complete and its end stays held, unless to_end. */
-enum verdict attempt_release(struct attempt *a, int to_end);
+enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *event);
 enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event *event);
 /* Does the try end when w fails or is gone? */
 int attempt_needs(const struct attempt *a, const struct worker_record *w);
-
-/* summary.c. Writes the summary line of an attempt that has ended. awaits: the prefill worker's
- * first token is still to come, so the line is kept until then. */
-void attempts_summary(struct attempt *a, int awaits);
-/* 1: the message belongs to an answer whose summary waits for it. */
-int attempts_late_first_token(struct attempts *e, const struct worker_record *w,
-                              const struct msg_head *head, const Pds__FirstToken *m);
-void attempts_late_tick(struct attempts *e, uint64_t now_us);
-/* Queue to prefill; counts what had been predicted, once. */
-void attempts_take_prompt_times(struct attempts *e, struct attempt_times *times,
-                                struct attempt_prediction *p, const Pds__Timing *t);
 
 #endif

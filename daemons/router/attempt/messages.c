@@ -34,8 +34,6 @@ static struct attempt *find_running(struct attempts *e, struct worker_record *w,
 void attempts_first_token(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                           const Pds__FirstToken *m)
 {
-	if (attempts_late_first_token(e, w, head, m))
-		return;
 	struct attempt *a = find_running(e, w, &head->req, head->attempt);
 	if (a && a->try.prefill == w && m->token)
 		attempt_step(a, &(struct attempt_event){.type = ON_FIRST_TOKEN, .worker = w, .first = m});
@@ -117,14 +115,6 @@ static enum answer_finish finish_of(Pds__Finish f)
 	                                         : ANSWER_FINISH_NONE;
 }
 
-/* Are n tokens from `index` on the last ones of the answer? An end that leaves a gap, or that comes
- * before tokens that are here already, is none. */
-static int is_end(const struct attempt *a, uint32_t index, size_t n, Pds__Finish finish)
-{
-	return finish_of(finish) != ANSWER_FINISH_NONE && index <= a->got.n_out &&
-	       index + n >= a->got.n_out;
-}
-
 /* Room for n more tokens of the answer. 0 or ERR_NOMEM. */
 static int grow_output(struct attempt_output *got, size_t n)
 {
@@ -189,21 +179,52 @@ static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t in
 	if (!worker_knows && got->n_out >= a->asked.max_tokens)
 		last = ANSWER_FINISH_LENGTH;
 	if (!fresh && !last)
-		return TAKEN;
+		return DECODES;
 	enum attempt_verdict v = a->hooks->tokens(a->owner, a, tokens + (fresh ? skip : 0), fresh,
 	                                          last);
 	if (v == ATTEMPT_GO && !last)
-		return TAKEN;
+		return DECODES;
 	if (v == ATTEMPT_ABORT) {
 		attempt_give_up(a, 499, "the client takes no more");
 		a->end.finish = ANSWER_FINISH_ABORT;
-		return ABORTED;
+		return OVER;
 	}
 	if (worker_knows)
 		attempt_close_try(a, NULL);
 	a->end.status = 200;
 	a->end.finish = v == ATTEMPT_STOP ? ANSWER_FINISH_STOP : last;
-	return COMPLETE;
+	return OVER;
+}
+
+/* --- timings ------------------------------------------------------------- */
+
+/* The prompt is computed, says who computed it, or the worker that it has told with the first
+ * token. */
+static void prompt_is_computed(struct attempt *a, const Pds__Timing *t)
+{
+	struct attempt_times *times = &a->got.times;
+	struct attempt_prediction *p = &a->try.predicted;
+	struct attempts_counts *counts = &a->all->counts;
+	attempt_prefill_done(a);
+	if (!a->try.computed)
+		registry_outcome(a->all->registry, a->try.prefill, 1, clock_us());
+	a->try.computed = 1;
+	if (!t)
+		return;
+	times->queue_us = t->queue_us;
+	times->prepare_us = t->prepare_us;
+	times->reserve_us = t->reserve_us;
+	times->prefill_us = t->prefill_us;
+	times->cached_tokens = t->cached_tokens;
+	times->stored_tokens = t->stored_tokens;
+	times->chunks = t->chunks;
+	if (!p->made)
+		return;
+	p->made = 0;
+	counts->hits_predicted += p->hit;
+	counts->hits_actual += t->cached_tokens;
+	counts->hits_stored_predicted += p->stored;
+	counts->hits_stored_actual += t->stored_tokens;
 }
 
 /* The timing of who made the answer. */
@@ -215,6 +236,8 @@ static void take_answer_times(struct attempt *a, const Pds__Timing *t)
 	a->got.times.decode_us = t->decode_us;
 	a->got.times.preemptions = t->preemptions;
 }
+
+/* --- tokens of the decode worker ----------------------------------------- */
 
 /* Is the sender the worker that decodes, or may it be? */
 static int is_from_decoder(struct attempt *a, const struct worker_record *w)
@@ -246,8 +269,6 @@ static enum verdict prompt_incomplete(struct attempt *a, const char *from)
 	return lost_by_sender(a, from, why);
 }
 
-/* --- tokens that are held ------------------------------------------------ */
-
 static enum verdict hold_tokens(struct attempt *a, const char *from, const Pds__SequenceTokens *m)
 {
 	struct attempt_try *t = &a->try;
@@ -265,13 +286,32 @@ static enum verdict hold_tokens(struct attempt *a, const char *from, const Pds__
 	h->len = pds__sequence_tokens__pack(m, h->bytes);
 	list_init(&h->node);
 	list_push_back(&t->held, &h->node);
-	return KEPT;
+	return DECODES;
 }
 
-enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *e, int early)
+static enum verdict release_tokens(struct attempt *a)
+{
+	struct attempt_try *t = &a->try;
+	enum verdict v = GO_ON;
+	while ((v == GO_ON || v == DECODES) && !list_empty(&t->held)) {
+		struct held_tokens *h = list_entry(t->held.next, struct held_tokens, node);
+		Pds__SequenceTokens *m = pds__sequence_tokens__unpack(NULL, h->len, h->bytes);
+		if (!m)
+			return no_token_memory(a);
+		list_remove(&h->node);
+		free(h);
+		t->n_held--;
+		v = take_tokens(a, t->decode_name, m->index, m->tokens, m->n_tokens, m->finish);
+		pds__sequence_tokens__free_unpacked(m, NULL);
+	}
+	return v;
+}
+
+enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *e)
 {
 	const Pds__SequenceTokens *m = e->tokens;
 	struct worker_record *w = e->worker;
+	int alone = attempt_is_alone(a);
 	if (!is_from_decoder(a, w))
 		return GO_ON;
 	if (a->asked.pooling)
@@ -281,41 +321,16 @@ enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *
 		log_req(LOG_INFO, &a->id, "first_token", "attempt=%u index=%u from=%s decode=%s", a->number,
 		        m->index, w->name, attempt_decode_name(w));
 	}
-	if (a->state == ATTEMPT_SUBMITTED || a->state == ATTEMPT_HANDED) {
+	prompt_is_computed(a, alone ? m->timing : m->prompt);
+	take_answer_times(a, m->timing);
+	if (!alone && !a->try.decode_sent) {
+		a->try.decode_sent = 1;
 		registry_outcome(a->all->registry, w, 1, clock_us());
 		registry_handover(a->all->registry, a->try.prefill, w, 1, clock_us());
 	}
-	attempt_prefill_done(a);
-	if (attempt_is_alone(a))
-		attempts_take_prompt_times(a->all, &a->got.times, &a->try.predicted, m->timing);
-	take_answer_times(a, m->timing);
-	if (early && (attempt_prompt_missing(a) || is_end(a, m->index, m->n_tokens, m->finish)))
-		return hold_tokens(a, w->name, m);
-	if (attempt_prompt_missing(a))
-		return prompt_incomplete(a, w->name);
-	return take_tokens(a, w->name, m->index, m->tokens, m->n_tokens, m->finish);
-}
-
-enum verdict attempt_release(struct attempt *a, int to_end)
-{
-	struct attempt_try *t = &a->try;
-	enum verdict v = TAKEN;
-	while (v == TAKEN && !list_empty(&t->held)) {
-		struct held_tokens *h = list_entry(t->held.next, struct held_tokens, node);
-		Pds__SequenceTokens *m = pds__sequence_tokens__unpack(NULL, h->len, h->bytes);
-		if (!m)
-			return no_token_memory(a);
-		if (!to_end && is_end(a, m->index, m->n_tokens, m->finish)) {
-			v = KEPT;
-		} else {
-			list_remove(&h->node);
-			free(h);
-			t->n_held--;
-			v = take_tokens(a, t->decode_name, m->index, m->tokens, m->n_tokens, m->finish);
-		}
-		pds__sequence_tokens__free_unpacked(m, NULL);
-	}
-	return v;
+	if (!attempt_prompt_missing(a))
+		return take_tokens(a, w->name, m->index, m->tokens, m->n_tokens, m->finish);
+	return alone ? prompt_incomplete(a, w->name) : hold_tokens(a, w->name, m);
 }
 
 /* --- log-probabilities of the prompt ------------------------------------- */
@@ -356,7 +371,7 @@ enum verdict attempt_take_prompt(struct attempt *a, const struct attempt_event *
 	a->got.prompt_rows += (uint32_t)n;
 	if (n)
 		a->hooks->prompt(a->owner, a, m, from, (size_t)n);
-	return attempt_prompt_missing(a) || list_empty(&a->try.held) ? GO_ON : attempt_release(a, 0);
+	return attempt_prompt_missing(a) ? GO_ON : release_tokens(a);
 }
 
 /* --- embedding ----------------------------------------------------------- */
@@ -380,42 +395,18 @@ enum verdict attempt_take_embedding(struct attempt *a, const struct attempt_even
 		return lost_by_sender(a, w->name, why);
 	}
 	name_decoder(a, w);
-	attempt_prefill_done(a);
-	attempts_take_prompt_times(a->all, &a->got.times, &a->try.predicted, m->timing);
-	registry_outcome(a->all->registry, w, 1, clock_us());
+	prompt_is_computed(a, m->timing);
 	if (a->hooks->embedding(a->owner, a, m->values) < 0)
 		return no_token_memory(a);
 	attempt_close_try(a, NULL);
 	a->end.status = 200;
 	a->end.finish = ANSWER_FINISH_STOP;
-	return COMPLETE;
+	return OVER;
 }
 
 /* --- first token --------------------------------------------------------- */
 
-/* The timing of the stages up to the first token, from the prefill worker or the only worker. */
-void attempts_take_prompt_times(struct attempts *e, struct attempt_times *times,
-                                struct attempt_prediction *p, const Pds__Timing *t)
-{
-	if (!t)
-		return;
-	times->queue_us = t->queue_us;
-	times->prepare_us = t->prepare_us;
-	times->reserve_us = t->reserve_us;
-	times->prefill_us = t->prefill_us;
-	times->cached_tokens = t->cached_tokens;
-	times->stored_tokens = t->stored_tokens;
-	times->chunks = t->chunks;
-	if (!p->made)
-		return;
-	p->made = 0;
-	e->counts.hits_predicted += p->hit;
-	e->counts.hits_actual += t->cached_tokens;
-	e->counts.hits_stored_predicted += p->stored;
-	e->counts.hits_stored_actual += t->stored_tokens;
-}
-
-/* The prefill worker has named the decode worker. RETRY or GIVE_UP: that one is dead already, or
+/* The prefill worker has named the decode worker. RETRY or OVER: that one is dead already, or
  * has lost its lease. */
 static enum verdict accept_decoder(struct attempt *a, struct worker_record *p,
                                    const Pds__FirstToken *m)
@@ -452,51 +443,42 @@ static enum verdict accept_decoder(struct attempt *a, struct worker_record *p,
 	                                              why});
 }
 
-void attempt_take_account(struct attempt *a, const struct attempt_event *e)
-{
-	const Pds__FirstToken *m = e->first;
-	attempt_prefill_done(a);
-	attempts_take_prompt_times(a->all, &a->got.times, &a->try.predicted, m->timing);
-	if (attempt_is_alone(a))
-		take_answer_times(a, m->timing);
-	registry_outcome(a->all->registry, e->worker, 1, clock_us());
-	int is_first = a->state == ATTEMPT_SUBMITTED;
-	log_req(is_first ? LOG_INFO : LOG_DEBUG, &a->id, is_first ? "first_token" : "prefill_told",
-	        "attempt=%u index=%u from=%s decode=%s", a->number, m->index, e->worker->name,
-	        m->decode && *m->decode ? m->decode : "-");
-}
-
 enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *e)
 {
 	const Pds__FirstToken *m = e->first;
-	Pds__Token *one[1] = {m->token};
+	struct worker_record *p = e->worker;
+	int alone = attempt_is_alone(a), is_first = a->state == ATTEMPT_SUBMITTED,
+		/* it goes to no decode worker; an end before tokens that are here already is none */
+		ends = finish_of(m->finish) != ANSWER_FINISH_NONE && m->index + 1 >= a->got.n_out;
 	enum verdict v = GO_ON;
 	if (a->asked.pooling)
-		return no_embedding(a, e->worker->name);
-	attempt_take_account(a, e);
+		return no_embedding(a, p->name);
+	prompt_is_computed(a, m->timing);
+	if (is_first)
+		log_req(LOG_INFO, &a->id, "first_token", "attempt=%u index=%u from=%s decode=%s", a->number,
+		        m->index, p->name, m->decode && *m->decode ? m->decode : "-");
+	if (alone) {
+		take_answer_times(a, m->timing);
+		name_decoder(a, p); /* also again */
+	}
 	if (attempt_prompt_missing(a))
-		return prompt_incomplete(a, e->worker->name);
-	if (attempt_is_alone(a))
-		name_decoder(a, e->worker); /* also again */
-	else if (a->state == ATTEMPT_SUBMITTED && !is_end(a, m->index, 1, m->finish))
-		v = accept_decoder(a, e->worker, m);
+		return prompt_incomplete(a, p->name);
+	if (!alone && is_first && !ends)
+		v = accept_decoder(a, p, m);
 	if (v != GO_ON)
 		return v;
-	return take_tokens(a, e->worker->name, m->index, one, 1, m->finish);
+	return take_tokens(a, p->name, m->index, &m->token, 1, m->finish);
 }
 
 /* --- failures ------------------------------------------------------------ */
 
 int attempt_needs(const struct attempt *a, const struct worker_record *w)
 {
-	switch (a->state) {
-	case ATTEMPT_SUBMITTED: return a->try.prefill == w;
-	case ATTEMPT_HANDED:
-	case ATTEMPT_HELD: return a->try.prefill == w || a->try.decode == w;
-	case ATTEMPT_JOINED:
-	case ATTEMPT_DECODING: return attempt_decoder(a) == w;
-	default: return 0;
-	}
+	if (a->state == ATTEMPT_SUBMITTED)
+		return a->try.prefill == w;
+	int both = !a->try.decode_sent || attempt_prompt_missing(a);
+	return a->state == ATTEMPT_RUNNING &&
+	       (attempt_decoder(a) == w || (both && a->try.prefill == w));
 }
 
 /* The name of the worker that a message blames, if it has a part in the try. */

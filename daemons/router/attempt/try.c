@@ -357,8 +357,9 @@ enum attempt_placed attempt_submit(struct attempt *a)
 enum verdict attempt_give_up(struct attempt *a, int status, const char *why)
 {
 	a->end.status = status;
+	a->end.finish = ANSWER_FINISH_ERROR;
 	snprintf(a->end.why, sizeof a->end.why, "%s", why);
-	return GIVE_UP;
+	return OVER;
 }
 
 /* Some tokens came, beyond a first one that every try brings. */

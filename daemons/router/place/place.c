@@ -72,7 +72,7 @@ static int has_share(const struct registry *g, const struct place_wish *wish)
 		return 1;
 	list_each(it, &g->workers) {
 		const struct worker_record *w = list_entry(it, struct worker_record, node);
-		if (w->role == ROLE_PREFILL || !worker_is_up(w) || w->beat.draining)
+		if (w->role == ROLE_PREFILL || !worker_is_up(w) || worker_drains(w))
 			continue;
 		seats += w->max_sequences;
 		taken += least(w->requests + w->other_sequences, w->max_sequences);
@@ -104,7 +104,7 @@ static int usable(const struct registry *g, const struct worker_record *w,
 {
 	if (wish->leaves && !takes_over(g, w, wish))
 		return 0;
-	return worker_is_up(w) && !w->beat.draining && fits(w, wish);
+	return worker_is_up(w) && !worker_drains(w) && fits(w, wish);
 }
 
 static int compatible(const struct worker_record *p, const struct worker_record *d)
@@ -395,12 +395,25 @@ int place_possible(const struct registry *g, const struct place_wish *wish)
 	return 0;
 }
 
+int place_may_return(const struct registry *g, const struct place_wish *wish, uint64_t within_us)
+{
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		int restarts = worker_is_up(w) ? w->beat.ending : wish->now_us - w->down_us < within_us;
+		if (within_us && restarts && !w->drained && fits(w, wish) && !wish->pin &&
+		    (!wish->hidden || w->hidden == wish->hidden) &&
+		    (wish->prefill_only || w->role != ROLE_PREFILL))
+			return 1;
+	}
+	return 0;
+}
+
 int place_is_restricted(const struct registry *g, const struct place_wish *wish)
 {
 	list_each(it, &g->workers) {
 		const struct worker_record *w = list_entry(it, struct worker_record, node);
 		int hands_over = w->role != ROLE_MIXED && !wish->prefill_only;
-		if (!worker_is_up(w) || w->beat.draining)
+		if (!worker_is_up(w) || worker_drains(w))
 			continue;
 		if (!fits(w, wish) || (wish->hidden && w->hidden != wish->hidden) ||
 		    (hands_over && !may_hand_over(w, wish)))
@@ -459,11 +472,10 @@ static int too_long_for_all(const struct registry *g, const struct place_wish *w
 	return most && wish->total_tokens > most;
 }
 
-static uint32_t work_of(const struct registry *g, const struct place_wish *wish,
-                        const struct option *o)
+static uint32_t work_of(const struct place_wish *wish, const struct option *o)
 {
-	double reads = policy_read_weight(&g->policy, o->w, 1, NULL) * o->memory_tokens +
-	               policy_read_weight(&g->policy, o->w, 2, NULL) * o->disk_tokens;
+	double reads = policy_read_weight(o->w, 1, NULL) * o->memory_tokens +
+	               policy_read_weight(o->w, 2, NULL) * o->disk_tokens;
 	return wish->tokens - o->hit_tokens + (uint32_t)reads;
 }
 
@@ -487,7 +499,7 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 	p.first = g->options[0].w;
 	p.hit_tokens = g->options[0].hit_tokens;
 	p.stored_tokens = g->options[0].memory_tokens + g->options[0].disk_tokens;
-	p.work_tokens = work_of(g, wish, &g->options[0]);
+	p.work_tokens = work_of(wish, &g->options[0]);
 	p.predicted = prefixes_find(wish->prefixes, &p.first->prefix, &n_hashes) != NULL;
 	if (p.first->role == ROLE_PREFILL && !wish->prefill_only)
 		p.n_decode = decoders(g, p.first, wish, now_us, p.decode);

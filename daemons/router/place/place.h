@@ -41,7 +41,7 @@ struct place_wish {
 	 * broken. NULL: none. */
 	const struct worker_record *leaves;
 	int wants_room;  /* `leaves`: the decode worker must have room, as far as is known */
-	uint64_t now_us; /* for `leaves` and for place_possible */
+	uint64_t now_us; /* for `leaves`, place_possible and place_may_return */
 	/* prefill worker that computes the same prompt for another answer of the request: preferred
 	 * among equals; NULL: none */
 	const char *beside;
@@ -67,6 +67,9 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 int place_is_restricted(const struct registry *g, const struct place_wish *wish);
 /* Is there a worker that can take it, be it later? Changes nothing. */
 int place_possible(const struct registry *g, const struct place_wish *wish);
+/* Nobody takes it now. Is a worker restarting that could take it or decode for it: one that was
+ * told to stop, or is gone for less than within_us, and was not drained before? */
+int place_may_return(const struct registry *g, const struct place_wish *wish, uint64_t within_us);
 /* Why requests for several tokens cannot be served now: "no decode worker"; NULL: they can. */
 const char *place_missing(const struct registry *g, uint64_t now_us);
 

@@ -7,22 +7,13 @@
 #include <string.h>
 
 #define FAR_WEIGHT 2 /* of tokens that are sent to another site */
-
-void policy_defaults(struct policy_opts *o)
-{
-	*o = (struct policy_opts){
-		.policy = {[PLACE_PREFILL] = POLICY_KV_AWARE, [PLACE_DECODE] = POLICY_KV_AWARE},
-		.session_fallback = POLICY_KV_AWARE,
-		.kv_load_weight = 0.5,
-		.kv_restore_weight = 0.25,
-		.kv_disk_weight = 0.5,
-		.kv_transfer_weight = 0.1,
-		.kv_room_weight = 4,
-		.session_overload = 2,
-		.kv_sequence_tokens = 256,
-		.kv_predict_us = 5000000,
-	};
-}
+/* Cost of a token that is read from storage, relative to computing it, until the worker has
+ * measured its rates, which takes a few reads: a guess that tries reading. */
+#define KV_MEMORY_WEIGHT 0.25
+#define KV_DISK_WEIGHT 0.5
+/* Cost of a token for which a decode worker has no room, relative to one that is there: it waits
+ * for others to end, or preempts one, whose tokens are then computed or read again. */
+#define KV_ROOM_WEIGHT 4
 
 /* splitmix64 */
 uint64_t policy_draw(uint64_t *state)
@@ -96,9 +87,9 @@ static double sequences_at(const struct worker_record *w)
 	return (double)w->requests + (double)w->other_sequences;
 }
 
-static double decode_load(const struct policy_case *c, const struct worker_record *w)
+static double decode_load(const struct worker_record *w)
 {
-	return context_at(w) + c->opts->kv_sequence_tokens * sequences_at(w);
+	return context_at(w) + KV_SEQUENCE_TOKENS * sequences_at(w);
 }
 
 /* Cached blocks of this prompt count as free until they are matched, so the whole sequence needs
@@ -114,8 +105,7 @@ static double lacking(const struct policy_case *c, const struct option *o)
 	return need > free_tokens ? need - (free_tokens > 0 ? free_tokens : 0) : 0;
 }
 
-double policy_read_weight(const struct policy_opts *o, const struct worker_record *w, unsigned tier,
-                          int *ret_measured)
+double policy_read_weight(const struct worker_record *w, unsigned tier, int *ret_measured)
 {
 	uint32_t compute = w->beat.compute_tokens_per_s,
 			 read = tier == 1 ? w->beat.memory_tokens_per_s : w->beat.disk_tokens_per_s;
@@ -123,18 +113,16 @@ double policy_read_weight(const struct policy_opts *o, const struct worker_recor
 	if (ret_measured)
 		*ret_measured = measured;
 	if (!measured)
-		return tier == 1 ? o->kv_restore_weight : o->kv_disk_weight;
+		return tier == 1 ? KV_MEMORY_WEIGHT : KV_DISK_WEIGHT;
 	return compute < read ? (double)compute / read : 1;
 }
 
 static double prefill_cost(const struct policy_case *c, const struct option *o)
 {
 	const struct worker_record *w = o->w;
-	double backlog = (double)w->backlog_tokens + (w->role == ROLE_PREFILL ? 0 : decode_load(c, w));
-	return (double)(c->tokens - o->hit_tokens) +
-	       policy_read_weight(c->opts, w, 1, NULL) * o->memory_tokens +
-	       policy_read_weight(c->opts, w, 2, NULL) * o->disk_tokens +
-	       c->opts->kv_load_weight * backlog;
+	double backlog = (double)w->backlog_tokens + (w->role == ROLE_PREFILL ? 0 : decode_load(w));
+	return (double)(c->tokens - o->hit_tokens) + policy_read_weight(w, 1, NULL) * o->memory_tokens +
+	       policy_read_weight(w, 2, NULL) * o->disk_tokens + c->opts->kv_load_weight * backlog;
 }
 
 /* A step's time grows with all context that it reads, so this sequence is slowed by the context
@@ -142,8 +130,8 @@ static double prefill_cost(const struct policy_case *c, const struct option *o)
 static double decode_cost(const struct policy_case *c, const struct option *o)
 {
 	double missing = (double)(c->tokens - o->hit_tokens) * (o->is_far ? FAR_WEIGHT : 1);
-	return c->opts->kv_transfer_weight * missing + decode_load(c, o->w) +
-	       c->tokens * sequences_at(o->w) + c->opts->kv_room_weight * lacking(c, o);
+	return c->opts->kv_transfer_weight * missing + decode_load(o->w) +
+	       c->tokens * sequences_at(o->w) + KV_ROOM_WEIGHT * lacking(c, o);
 }
 
 static void kv_aware(struct policy_case *c, struct option *o, unsigned n)
@@ -208,14 +196,6 @@ const char *place_reason_name(enum place_reason reason)
 	static const char *const names[] = {"chosen",  "only",       "pinned",
 	                                    "session", "no_session", "overloaded"};
 	return names[reason];
-}
-
-unsigned policy_find(const char *name)
-{
-	for (unsigned i = 0; i < POLICIES; i++)
-		if (strcmp(policies[i].name, name) == 0)
-			return i;
-	return POLICY_LEAST_TOKENS;
 }
 
 int policy_uses_prefixes(const struct policy_opts *o)

@@ -10,9 +10,9 @@
  *       memory, on disk: tokens that only storage has, weighted by the time to read a token divided
  *       by the time to compute it, as measured by the worker (policy_read_weight); backlog: the
  *       same sum over the prompts that were sent there and are not computed yet. A mixed worker's
- *       decode load (context + kv_sequence_tokens * sequences) is added to its backlog.
- *   kv_aware, decode:   kv_transfer_weight * missing + context + (tokens + kv_sequence_tokens) *
- *                       sequences + kv_room_weight * lacking
+ *       decode load (context + KV_SEQUENCE_TOKENS * sequences) is added to its backlog.
+ *   kv_aware, decode:   kv_transfer_weight * missing + context + (tokens + KV_SEQUENCE_TOKENS) *
+ *                       sequences + KV_ROOM_WEIGHT * lacking
  *       missing counts twice for a worker of another site: its blocks go over the network. So a
  *       worker of the same site is preferred unless it has much more to do.
  *       A step reads the context of every sequence in it. In units of the time that one token of
@@ -85,11 +85,14 @@ enum {
 	"kv_aware|least_tokens|least_requests|power_of_two|round_robin|random|session_affinity"
 #define POLICY_CHOICES_LOAD "kv_aware|least_tokens|least_requests|power_of_two|round_robin|random"
 
+/* Cost of a sequence at a decode worker, in tokens, on top of its context and the new one's: a
+ * step's time has a part that is the sequence's, however short it is. */
+#define KV_SEQUENCE_TOKENS 256u
+
+/* POLICY_* are in the order of the choices. */
 struct policy_opts {
 	unsigned policy[PLACE_STAGES], session_fallback; /* POLICY_* */
-	double kv_load_weight, kv_restore_weight, kv_disk_weight, kv_transfer_weight, kv_room_weight,
-		session_overload;
-	uint32_t kv_sequence_tokens;
+	double kv_load_weight, kv_transfer_weight, session_overload;
 	uint64_t kv_predict_us;
 };
 
@@ -103,15 +106,12 @@ struct policy_case {
 	enum place_reason reason; /* in: CHOSEN; out: the reason for the choice */
 };
 
-void policy_defaults(struct policy_opts *o);
 const char *place_reason_name(enum place_reason reason);
-unsigned policy_find(const char *name); /* name: in the table */
 int policy_uses_prefixes(const struct policy_opts *o);
 /* Time to read a token from tier 1 (memory) or 2 (disk) divided by the time to compute one: by the
- * rates in the worker's heartbeats, at most 1; kv_restore_weight or kv_disk_weight while it has not
- * measured both. *ret_measured, if asked for: whether it has. */
-double policy_read_weight(const struct policy_opts *o, const struct worker_record *w, unsigned tier,
-                          int *ret_measured);
+ * rates in the worker's heartbeats, at most 1; a constant while it has not measured both.
+ * *ret_measured, if asked for: whether it has. */
+double policy_read_weight(const struct worker_record *w, unsigned tier, int *ret_measured);
 uint64_t policy_draw(uint64_t *state);
 /* hash of a session or a name; never 0; the same in every process */
 uint64_t policy_key(const char *text, size_t len);

@@ -22,10 +22,6 @@ void registry_init(struct registry *g, uint64_t stuck_us)
 	memset(g, 0, sizeof *g);
 	list_init(&g->workers);
 	g->stuck_us = stuck_us;
-	g->index_entries_max = 262144;
-	g->breaker = (struct breaker_opts){
-		.window_us = 30000000, .open_us = 5000000, .error_pct = 50, .min_requests = 10};
-	policy_defaults(&g->policy);
 	randombytes_buf(&g->draw, sizeof g->draw);
 }
 
@@ -204,6 +200,7 @@ static void set_info(struct worker_record *w, const Pds__WorkerInfo *info)
 	w->vocab = info->vocab;
 	w->hidden = info->hidden;
 	w->step_tokens = info->step_tokens;
+	w->drained = info->drained;
 	struct kv_root root = {.model_fingerprint = w->fingerprint,
 	                       .numerics = w->numerics,
 	                       .layout = w->layout};
@@ -487,7 +484,8 @@ void registry_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t no
 	w->beat.generated_tokens = least(b->generated_tokens, INT64_MAX);
 	w->beat.preemptions = least(b->preemptions, INT64_MAX);
 	w->beat.cached_tokens = least(b->cached_tokens, INT64_MAX);
-	w->beat.draining = b->draining;
+	/* of a drain, WORKER_UPDATE tells the end: the last heartbeat before it must not count on */
+	w->beat.draining = b->draining && (b->ending || !w->drained);
 	w->beat.ending = b->ending;
 	w->beat.compute_tokens_per_s = b->compute_tokens_per_s;
 	w->beat.memory_tokens_per_s = b->memory_tokens_per_s;
@@ -507,6 +505,11 @@ void registry_forget(struct registry *g, uint64_t now_us)
 int worker_is_up(const struct worker_record *w)
 {
 	return w->peer != NULL;
+}
+
+int worker_drains(const struct worker_record *w)
+{
+	return w->drained || w->beat.draining;
 }
 
 int worker_is_near(const struct worker_record *p, const struct worker_record *d)
@@ -639,13 +642,12 @@ int registry_never_embeds(const struct registry *g)
 }
 
 /* The cost of reading from storage there; null where placement does not use it. */
-static void add_read_weights(const struct registry *g, const struct worker_record *w,
-                             struct buf *out)
+static void add_read_weights(const struct worker_record *w, struct buf *out)
 {
 	static const char *const names[] = {NULL, "memory", "disk"};
 	for (unsigned tier = 1; tier <= 2; tier++) {
 		int measured;
-		double weight = policy_read_weight(&g->policy, w, tier, &measured);
+		double weight = policy_read_weight(w, tier, &measured);
 		if (w->role == ROLE_PREFILL)
 			buf_printf(out, ",\"%s_weight\":%.3f,\"%s_weight_by\":\"%s\"", names[tier], weight,
 			           names[tier], measured ? "rates" : "setting");
@@ -670,6 +672,7 @@ void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 		int up = worker_is_up(w);
 		const char *state = !up                             ? "down"
 		                    : w->beat.draining              ? "draining"
+		                    : w->drained                    ? "drained"
 		                    : worker_is_stuck(g, w, now_us) ? "stuck"
 		                                                    : "up";
 		buf_printf(out, "%s{\"name\":", n == g->workers.next ? "" : ",");
@@ -713,7 +716,7 @@ void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 		buf_printf(
 			out, ",\"compute_tokens_per_s\":%u,\"memory_tokens_per_s\":%u,\"disk_tokens_per_s\":%u",
 			w->beat.compute_tokens_per_s, w->beat.memory_tokens_per_s, w->beat.disk_tokens_per_s);
-		add_read_weights(g, w, out);
+		add_read_weights(w, out);
 		buf_addc(out, '}');
 	}
 	buf_addc(out, ']');

@@ -54,6 +54,7 @@ struct worker_record {
 	uint64_t up_us, down_us, beat_us;
 	uint64_t life_us;   /* when a link of its present epoch first came up */
 	int ended_in_order; /* down: it said goodbye */
+	int drained;        /* pdctl drain: it gets nothing new */
 	uint64_t up_no;     /* registry.ups when its link came up last */
 	/* tokens/s while it has work; 0: not known yet */
 	double prompt_rate, output_rate;
@@ -105,6 +106,7 @@ struct registry {
 	double answer_tokens; /* mean length of recent answers; 0: none yet */
 };
 
+/* Its owner sets policy, breaker and index_entries_max. */
 void registry_init(struct registry *g, uint64_t stuck_us);
 void registry_fini(struct registry *g);
 /* May a worker be admitted? 0, else *reason names what does not match, with both values. vocab_min:
@@ -158,6 +160,8 @@ size_t registry_peers(const struct registry *g, const struct worker_record *to, 
 /* up or down, or NULL */
 struct worker_record *registry_find(const struct registry *g, const char *name);
 int worker_is_up(const struct worker_record *w);
+/* It takes nothing new: it was drained, is told to stop, or switches its role. */
+int worker_drains(const struct worker_record *w);
 /* Can p hand KV over to d, their roles and models apart? Within a site it can; to another one if
  * both have a messager that other hosts know, and p can connect to d. */
 int worker_reaches(const struct worker_record *p, const struct worker_record *d);

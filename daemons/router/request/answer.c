@@ -179,7 +179,7 @@ static int wait_behind(const struct answer *ans)
 	size_t bytes = ans->text.len + ans->rows.n * row_bytes(ans->rows.top);
 	if (ans->request->dialect->keeps)
 		return 0;
-	return bytes > ans->request->r->conf.out_bytes_max ? ERR_FULL : 0;
+	return bytes > ans->request->r->conf.http.out_bytes_max ? ERR_FULL : 0;
 }
 
 /* The text up to n, and all else, is the client's now. */
@@ -339,12 +339,33 @@ static void count_answer(const struct answer *ans)
 		stat_add(st, ans->finish == ANSWER_FINISH_STOP ? STAT_SUCCESS_STOP : STAT_SUCCESS_LENGTH,
 		         1);
 	stat_observe_us(st, STAT_E2E, now - q->begun_us);
-	if (s->got.first_us)
-		stat_observe_us(st, STAT_TTFT, s->got.first_us - q->begun_us);
-	if (s->got.first_us)
-		stat_observe_us(st, STAT_QUEUE, s->got.times.turn_us + s->got.times.queue_us);
-	if (s->got.first_us && ans->n_tokens > 1)
-		stat_observe_us(st, STAT_TPOT, (now - s->got.first_us) / (ans->n_tokens - 1));
+	stat_observe(st, STAT_ANSWER_PROMPT, ans->prompt->tokens.n);
+	if (!s->got.first_us)
+		return;
+	stat_observe_us(st, STAT_TTFT, s->got.first_us - q->begun_us);
+	stat_observe_us(st, STAT_QUEUE, s->got.times.turn_us + s->got.times.queue_us);
+	if (s->got.times.prefill_us) /* else the worker that computed the prompt did not tell it */
+		stat_observe_us(st, STAT_PREFILL, s->got.times.prefill_us);
+	stat_observe_us(st, STAT_DECODE, now - s->got.first_us);
+	stat_observe(st, STAT_ANSWER_TOKENS, ans->n_tokens);
+	if (ans->n_tokens > 1) {
+		uint64_t us = (now - s->got.first_us) / (ans->n_tokens - 1);
+		stat_observe_us(st, STAT_TPOT, us);
+		stat_observe_us(st, STAT_REQUEST_TPOT, us);
+	}
+}
+
+/* When all answers have ended. */
+static void count_longest(const struct request *q)
+{
+	for (uint32_t i = 0, longest = 0; i < q->n_answers; i++) {
+		if (i % q->prep.p.n == 0)
+			longest = 0;
+		if (q->answers[i].n_tokens > longest)
+			longest = q->answers[i].n_tokens;
+		if (longest && (i + 1) % q->prep.p.n == 0)
+			stat_observe(q->r->stats, STAT_ANSWER_LONGEST, longest);
+	}
 }
 
 static void on_ended(void *owner, struct attempt *s)
@@ -352,10 +373,10 @@ static void on_ended(void *owner, struct attempt *s)
 	struct answer *ans = owner;
 	struct request *q = ans->request;
 	struct api_error *e = &q->prep.error;
-	if (s->state == ATTEMPT_FAILED) {
+	if (s->end.finish == ANSWER_FINISH_ERROR) {
 		api_fault(e, s->end.status, "%s", s->end.why);
 		e->retry_after_s = (uint32_t)((s->end.retry_after_us + 999999) / 1000000);
-	} else if (s->state == ATTEMPT_CANCELLED) {
+	} else if (s->end.finish == ANSWER_FINISH_ABORT) {
 		api_fault(e, 503, CLIENT_TOO_SLOW);
 	} else if (ans->finish == ANSWER_FINISH_NONE) {
 		answer_finish(ans, s->end.finish);
@@ -367,10 +388,12 @@ static void on_ended(void *owner, struct attempt *s)
 		return;
 	}
 	count_answer(ans);
-	if (++q->n_ended == q->n_answers)
+	if (++q->n_ended == q->n_answers) {
+		count_longest(q);
 		request_step(q, REQUEST_ON_ANSWERED);
-	else if (q->state == REQUEST_STARTING) /* the next one may have waited for it */
+	} else if (q->state == REQUEST_STARTING) { /* the next one may have waited for it */
 		request_work_soon(q);
+	}
 }
 
 const struct attempt_hooks answer_hooks = {

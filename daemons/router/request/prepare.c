@@ -196,7 +196,10 @@ int request_prepare_is_slow(struct request_prepare *q)
 	q->parsed = read_body(q);
 	if (json_account_end() < 0)
 		budget_refuse(q, NULL, "its body as JSON");
-	if (!q->parsed || !(format_is_asked(q->parsed) || param_is_set(q->parsed, "tool_choice")))
+	int has_tools = toolcall_format_is_generic(q->model->calls)
+	                    ? param_is_set(q->parsed, "tools")
+	                    : param_is_set(q->parsed, "tool_choice");
+	if (!q->parsed || !(has_tools || format_is_asked(q->parsed)))
 		return 0;
 	if (json_account_charge(&q->json, &q->quota) == 0)
 		return 1;

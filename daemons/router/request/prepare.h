@@ -138,6 +138,8 @@ static inline int prompt_is_told(const struct request_prepare *q, const struct p
 }
 /* unknown.c: parameters that this server does not know, into q->warnings, or refused. */
 int params_unknown(struct request_prepare *q, const json_t *o);
+/* The schema of such a request's body, for /openapi.json. */
+void params_describe(enum request_kind kind, struct buf *out);
 /* The same of what constrains nothing in a schema (grammar_ignored), which `where` names. */
 struct grammar;
 int params_ignored(struct request_prepare *q, const char *param, const char *where,
@@ -145,13 +147,16 @@ int params_ignored(struct request_prepare *q, const char *param, const char *whe
 /* A new object with those members of o that this kind of request and a chat request have in common.
  * NULL: no memory. */
 json_t *params_of_chat(const json_t *o, enum request_kind kind);
-/* chat.c: the prompt of a chat request (o), appended to out */
-int chat_render(struct request_prepare *q, const json_t *o, struct buf *out);
+/* chat.c: the prompt of a chat request (o), appended to out. ret_tools: what it says of tools, for
+ * chat_tools_fini; NULL: not wanted */
+int chat_render(struct request_prepare *q, const json_t *o, struct buf *out,
+                struct chat_tools *ret_tools);
 int chat_bad_body(struct request_prepare *q, const struct body_error *e); /* -1 */
 /* tools.c: what the request says about tools and thoughts, into q->message. */
 int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *ret);
 /* The form of an answer that must be a call. o: the request; prompt: as it was rendered. */
-int tools_force(struct request_prepare *q, const json_t *o, const char *prompt, size_t len);
+int tools_force(struct request_prepare *q, const json_t *o, const struct chat_tools *tools,
+                const char *prompt, size_t len);
 /* format.c: the form that the answers must have. */
 int format_read(struct request_prepare *q, const json_t *o);
 int format_is_asked(const json_t *o); /* 1: it has to be compiled, which takes milliseconds */

@@ -32,61 +32,6 @@ static const char *id_of(const struct request *q)
 	return *q->id ? q->id : "-";
 }
 
-/* --- the request's line in the log --------------------------------------- */
-
-#define CLIENT_GONE 499 /* in the log alone, as nginx has it: the client hung up */
-
-static uint64_t prompt_tokens(const struct request_prepare *p)
-{
-	uint64_t n = 0;
-	for (size_t i = 0; i < p->n_prompts; i++)
-		n += p->prompts[i].tokens.n;
-	return n;
-}
-
-/* What all answers have together. The first token is the first of any. */
-struct request_totals {
-	uint64_t prompt, cached, output, first_us;
-};
-
-static struct request_totals totals_of(const struct request *q)
-{
-	struct request_totals t = {0};
-	if (q->state != REQUEST_IN_POOL) /* a text thread makes them */
-		t.prompt = prompt_tokens(&q->prep);
-	for (uint32_t i = 0; i < q->n_answers; i++) {
-		const struct attempt *a = q->answers[i].attempt;
-		if (!a)
-			continue;
-		t.output += a->got.n_out;
-		t.cached += i % q->prep.p.n ? 0 : a->got.times.cached_tokens;
-		if (a->got.first_us && (!t.first_us || a->got.first_us < t.first_us))
-			t.first_us = a->got.first_us;
-	}
-	return t;
-}
-
-/* The one line that each request leaves at the level `notice`. param: "" if it is about none. */
-static void log_end(struct request *q, const char *event, int status, const char *param,
-                    const char *why)
-{
-	uint64_t now = clock_us();
-	struct reqid id;
-	struct request_totals t;
-	q->status = status;
-	if (log_threshold() > LOG_NOTICE)
-		return;
-	t = totals_of(q);
-	log_req(LOG_NOTICE, *q->id && request_id_parse(q->id, &id) == 0 ? &id : NULL, event,
-	        "%s model=%s answers=%u prompt_tokens=%llu cached_tokens=%llu output_tokens=%llu "
-	        "first_token_us=%llu total_us=%llu status=%d%s%s%s%s",
-	        q->who.text, log_quote(q->prep.model->name), q->n_answers, (unsigned long long)t.prompt,
-	        (unsigned long long)t.cached, (unsigned long long)t.output,
-	        (unsigned long long)(t.first_us ? t.first_us - q->begun_us : 0),
-	        (unsigned long long)(now - q->begun_us), status, *param ? " param=" : "",
-	        *param ? log_quote(param) : "", *why ? " why=" : "", *why ? log_quote(why) : "");
-}
-
 /* --- what the client is told --------------------------------------------- */
 
 uint32_t router_retry_after_s(const struct router *r)
@@ -120,12 +65,20 @@ void request_headers(const struct request *q, const struct api_error *e, char *o
 		tenant_headers(q->tenant, clock_us(), out + n);
 }
 
+/* Was any part of it submitted to a worker? */
+static int has_cost(const struct request *q)
+{
+	for (uint32_t i = 0; i < q->n_answers; i++)
+		if (q->answers[i].attempt && q->answers[i].attempt->number)
+			return 1;
+	return 0;
+}
+
 /* What was not served for want of room or workers takes nothing of the key; a request that is wrong
  * counts. The client is told so in the same answer. */
 static void give_back(struct request *q, int status)
 {
-	if (q->tenant && (status == 429 || status >= 500) && q->state <= REQUEST_STARTING &&
-	    !q->n_started)
+	if (q->tenant && (status == 429 || status >= 500) && !has_cost(q))
 		tenant_give_back(q->tenant, q->taken_tokens, clock_us());
 }
 
@@ -138,7 +91,7 @@ static void tell_failure(struct request *q, const struct api_error *e)
 	int streams = http_is_streaming(q->conn);
 	give_back(q, e->status);
 	api_count_error(q->r, q->path, e->status);
-	log_end(q, "request_failed", e->status, e->param, e->text);
+	request_log_end(q, "request_failed", e->status, e->param, e->text);
 	buf_init(&text, 0);
 	if (streams) {
 		q->dialect->stream_error(q, e, &text);
@@ -334,7 +287,7 @@ static void stop(struct request *q)
 
 static void note_client_gone(struct request *q)
 {
-	log_end(q, "client_gone", CLIENT_GONE, "", "the client hung up before the end");
+	request_log_end(q, "client_gone", REQUEST_CLIENT_GONE, "", "the client hung up before the end");
 	q->conn = NULL;
 	cancel_all(q, 0, "the client is gone");
 }
@@ -342,7 +295,8 @@ static void note_client_gone(struct request *q)
 void request_cut(struct request *q)
 {
 	api_count_error(q->r, q->path, 503);
-	log_end(q, "answer_cut", 503, "", "there is no room or no memory for the rest of the answer");
+	request_log_end(q, "answer_cut", 503, "",
+	                "there is no room or no memory for the rest of the answer");
 	http_drop(q->conn);
 }
 
@@ -391,7 +345,7 @@ static void drop_slow_client(struct request *q)
 	snprintf(why, sizeof why, "%zu bytes of the answer were not read (request_timeout_ms)",
 	         http_unsent(q->conn));
 	api_count_error(q->r, q->path, 504);
-	log_end(q, "answer_not_taken", 504, "", why);
+	request_log_end(q, "answer_not_taken", 504, "", why);
 	http_drop(q->conn);
 }
 
@@ -406,7 +360,7 @@ static enum request_state step_new(struct request *q, enum request_event e)
 	    (p->is_gzip || p->body.len > q->r->conf.text_inline_bytes || request_prepare_is_slow(p))) {
 		if (text_pool_put(q->r->text, &q->caller->text, &p->job, p->body.len) == 0)
 			return REQUEST_IN_POOL;
-		api_fault(&p->error, 429, "too many long prompts wait to be tokenized (text_queue)");
+		api_fault(&p->error, 429, "too many long prompts wait to be tokenized");
 	}
 	if (p->error.status) {
 		tell_failure(q, &p->error);
@@ -455,8 +409,8 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 	if (!p->error.status && !request_kind_needs_workers(p->kind))
 		return REQUEST_ANSWERED;
 	if (!p->error.status && q->tenant &&
-	    tenant_take_prompt(q->tenant, prompt_tokens(p), clock_us(), &p->error) == 0)
-		q->taken_tokens = prompt_tokens(p);
+	    tenant_take_prompt(q->tenant, request_prompt_tokens(p), clock_us(), &p->error) == 0)
+		q->taken_tokens = request_prompt_tokens(p);
 	if (p->error.status || make_answers(q) < 0) {
 		tell_failure(q, &p->error);
 		return REQUEST_END;
@@ -642,7 +596,7 @@ void request_step(struct request *q, enum request_event e)
 		e = REQUEST_ON_ENTER;
 	}
 	if (!q->status && e != REQUEST_ON_SHUTDOWN)
-		log_end(q, "request_served", 200, "", "");
+		request_log_end(q, "request_served", 200, "", "");
 	request_free(q);
 }
 
@@ -708,7 +662,8 @@ static void set_embed_limits(const struct router *r, struct request_prepare *p)
 	p->embed = (struct embed_params){.hidden = registry_hidden(&r->registry),
 	                                 .never = registry_never_embeds(&r->registry),
 	                                 .inputs_max = r->conf.embedding_inputs_max,
-	                                 .pooling = r->conf.embedding_pooling};
+	                                 .pooling = r->conf.embeds_mean ? PDS__POOLING__POOLING_MEAN
+	                                                                : PDS__POOLING__POOLING_LAST};
 }
 
 static const struct dialect *const dialects[] = {
@@ -746,7 +701,7 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 		p->roots = r->registry.roots;
 	p->body = *body;
 	p->is_gzip = strcasecmp(head->encoding, "gzip") == 0;
-	p->body_max = r->conf.body_max;
+	p->body_max = r->conf.http.max_body_bytes;
 	quota_init(&p->quota, &r->memory, r->conf.request_memory_bytes);
 	p->json.quota = p->is_gzip || body->len > JSON_SMALL ? &p->quota : NULL;
 	pds__constraint__init(&p->constraint);

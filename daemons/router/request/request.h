@@ -164,6 +164,13 @@ int request_id_parse(const char *text, struct reqid *ret);
  * stands for its request also when it has ended. of: only one of this tenant; NULL: any. 0 or
  * ERR_NOTFOUND. */
 int request_abort(struct router *r, const struct reqid *id, const struct tenant *of);
+/* The one line that a request leaves at the level `notice` when it ends (log.c). param: "" if it is
+ * about none; why: "" if it was served. REQUEST_CLIENT_GONE is a status of the log alone, as nginx
+ * has it. */
+#define REQUEST_CLIENT_GONE 499
+void request_log_end(struct request *q, const char *event, int status, const char *param,
+                     const char *why);
+uint64_t request_prompt_tokens(const struct request_prepare *p); /* of all its prompts */
 /* Retry-After, X-Request-Id, what is left of the tenant's limits. e: what it is told; NULL: status
  * 200. out: REQUEST_HEADERS_MAX bytes */
 void request_headers(const struct request *q, const struct api_error *e, char *out);

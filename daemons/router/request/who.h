@@ -1,4 +1,4 @@
-/* who.h - who sends a request, and how he names it: for the log, and for the answer's headers. */
+/* who.h - the sender of a request and the sender's ids, for the log and the answer's headers. */
 #ifndef ROUTER_WHO_H
 #define ROUTER_WHO_H
 

@@ -81,6 +81,7 @@ void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 	i->handover_tokens = worker_handover_tokens(w);
 	i->hidden = w->info->has_hidden ? w->info->hidden : 0;
 	i->vocab = w->info->vocab;
+	i->drained = w->drained;
 	describe_site(w, site, sizeof site);
 	i->site = site;
 	i->remote = (char *)svc_remote(s);

@@ -3,6 +3,7 @@
 #include "routers.h"
 #include "msg/resolve.h"
 #include "util/clock.h"
+#include "util/endpoint.h"
 #include "util/least.h"
 #include "util/log.h"
 #include "util/mem.h"
@@ -244,10 +245,6 @@ static int add_service(struct routers *r, const char *name, struct err *err)
 		               "routers: %s%s needs keys: set `keys` and `pdctl keygen` one of this "
 		               "daemon's name",
 		               SCHEME, name);
-	if (!*name || strlen(name) >= RESOLVE_HOST_BYTES || strpbrk(name, ":/@"))
-		return err_set(err, ERR_INVALID,
-		               "routers: %s%.80s: allowed is %s_SERVICE._tcp.DOMAIN, without a port",
-		               SCHEME, name, SCHEME);
 	if (r->n_services == SERVICES_MAX)
 		return err_set(err, ERR_INVALID, "routers: more than %u services", SERVICES_MAX);
 	struct service *s = &r->services[r->n_services++];
@@ -258,8 +255,28 @@ static int add_service(struct routers *r, const char *name, struct err *err)
 	return 0;
 }
 
+int routers_check(const char *entry, struct err *err)
+{
+	const char *service = strncmp(entry, SCHEME, strlen(SCHEME)) == 0 ? entry + strlen(SCHEME)
+	                                                                  : NULL;
+	if (service && (!*service || strlen(service) >= RESOLVE_HOST_BYTES || strpbrk(service, ":/@")))
+		return err_set(err, ERR_INVALID,
+		               "routers: %.80s: allowed is %s_SERVICE._tcp.DOMAIN, without a port", entry,
+		               SCHEME);
+	if (service || endpoint_is_remote(entry) || (strncmp(entry, "ipc:///", 7) == 0 && entry[7]))
+		return 0;
+	return err_set(
+		err, ERR_INVALID,
+		"routers: \"%.200s\": allowed is NAME@tcp://HOST:PORT, %s_SERVICE._tcp.DOMAIN, or "
+		"ipc:///PATH",
+		entry, SCHEME);
+}
+
 int routers_add(struct routers *r, const char *entry, struct err *err)
 {
+	int rc = routers_check(entry, err);
+	if (rc < 0)
+		return rc;
 	if (strncmp(entry, SCHEME, strlen(SCHEME)) == 0)
 		return add_service(r, entry + strlen(SCHEME), err);
 	return chan_connect(r->opts.chan, entry, NULL, r->opts.tag)

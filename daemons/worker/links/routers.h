@@ -33,6 +33,8 @@ struct routers_opts {
 
 struct routers *routers_new(const struct routers_opts *opts);
 void routers_destroy(struct routers **r);
+/* Has the entry one of the forms that are allowed? 0, or ERR_INVALID */
+int routers_check(const char *entry, struct err *err);
 /* 0; ERR_INVALID: the entry; ERR_IO: cannot connect. */
 int routers_add(struct routers *r, const char *entry, struct err *err);
 /* A link has gone down. */

@@ -37,7 +37,7 @@ enum asked_state { ASKED_IN_HAND, ASKED_SENT, ASKED_FENCING };
 struct asked {
 	struct list link;
 	enum asked_state state;
-	atomic_int unwanted;                      /* store_cancel, store_reset */
+	atomic_int unwanted;                      /* store_cancel */
 	uint64_t deadline_us, begun_us, fence_us; /* fence_us: when to send the next STORE_FENCE */
 	uint64_t epoch;                           /* of the storage it was sent to */
 	uint32_t n;
@@ -64,7 +64,7 @@ struct store {
 	struct list table;    /* of asked, in the order of their numbers */
 	uint32_t used;
 	uint64_t last_number;
-	int posted, closed, destroyed;
+	int posted, destroyed;
 	struct store_counts counts;
 };
 
@@ -98,17 +98,14 @@ static void fill_results(struct store_completion *c)
 
 static void count(struct store_counts *k, const struct store_completion *c, uint32_t asked)
 {
-	k->lookups += c->op == STORE_OP_LOOKUP;
 	k->timeouts += c->code == ERR_TIMEOUT;
 	k->looked_up += c->op == STORE_OP_LOOKUP ? asked : 0;
 	for (uint32_t i = 0; i < c->leading && c->tiers; i++)
 		k->found[c->tiers[i]]++;
 	for (uint32_t i = 0; i < c->n; i++) {
 		Pds__StoreCode code = c->result[i].code;
-		if (code == PDS__STORE_CODE__STORE_OK) {
-			c->op == STORE_OP_PUT ? k->put_blocks++ : k->got_blocks++;
+		if (code == PDS__STORE_CODE__STORE_OK)
 			c->op == STORE_OP_PUT ? k->put[c->result[i].tier]++ : k->got[c->result[i].tier]++;
-		}
 		k->missed_blocks += code == PDS__STORE_CODE__STORE_MISS;
 		k->errors += code == PDS__STORE_CODE__STORE_ERROR;
 	}
@@ -142,8 +139,6 @@ static void complete(struct store *st, struct asked *a, int answered, int quiet)
 	a->out = NULL; /* the queue's */
 	count(&st->counts, c, a->n);
 	CHECK(queue_put(st->done, c) == 0);
-	if (st->closed && list_empty(&st->table))
-		queue_close(st->done);
 	pthread_mutex_unlock(&st->lock);
 	asked_free(a);
 }
@@ -520,9 +515,7 @@ static struct asked *asked_new(enum store_op op, uint32_t n, uint64_t deadline_u
 static int ask(struct store *st, struct asked *a, uint64_t *ret_batch)
 {
 	pthread_mutex_lock(&st->lock);
-	int r = st->closed || !atomic_load(&st->ready) ? ERR_CLOSED
-	        : st->used >= st->batches_max          ? ERR_FULL
-	                                               : 0;
+	int r = !atomic_load(&st->ready) ? ERR_CLOSED : st->used >= st->batches_max ? ERR_FULL : 0;
 	if (r == 0) {
 		st->used++;
 		a->out->batch = ++st->last_number;
@@ -572,70 +565,30 @@ int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int
 	return ask(st, a, ret_batch);
 }
 
-/* Marks batches as unwanted, 0: all. */
-static uint32_t unwant(struct store *st, uint64_t batch, int close)
-{
-	pthread_mutex_lock(&st->lock);
-	st->closed |= close;
-	list_each(it, &st->table) {
-		struct asked *a = list_entry(it, struct asked, link);
-		if (batch == 0 || a->out->batch == batch)
-			a->unwanted = 1;
-	}
-	if (!list_empty(&st->table))
-		wake_loop(st);
-	else if (st->closed)
-		queue_close(st->done);
-	uint32_t used = st->used;
-	pthread_mutex_unlock(&st->lock);
-	return used;
-}
-
 void store_cancel(struct store *st, uint64_t batch)
 {
-	if (batch)
-		unwant(st, batch, 0);
-}
-
-uint32_t store_reset(struct store *st)
-{
-	return unwant(st, 0, 0);
-}
-
-void store_close(struct store *st)
-{
-	unwant(st, 0, 1);
+	pthread_mutex_lock(&st->lock);
+	list_each(it, &st->table) {
+		struct asked *a = list_entry(it, struct asked, link);
+		if (a->out->batch == batch) {
+			a->unwanted = 1;
+			wake_loop(st);
+		}
+	}
+	pthread_mutex_unlock(&st->lock);
 }
 
 /* --- taking; any thread --- */
 
-static struct store_completion *taken(struct store *st, struct store_completion *c)
+struct store_completion *store_try(struct store *st)
 {
+	struct store_completion *c = queue_try(st->done);
 	if (c) {
 		pthread_mutex_lock(&st->lock);
 		st->used--;
 		pthread_mutex_unlock(&st->lock);
 	}
 	return c;
-}
-
-struct store_completion *store_take(struct store *st)
-{
-	return taken(st, queue_take(st->done));
-}
-
-int store_take_timed(struct store *st, uint64_t timeout_us, struct store_completion **ret)
-{
-	void *c = NULL;
-	int r = queue_take_timed(st->done, timeout_us, &c);
-	if (r == 0)
-		*ret = taken(st, c);
-	return r;
-}
-
-struct store_completion *store_try(struct store *st)
-{
-	return taken(st, queue_try(st->done));
 }
 
 int store_fd(const struct store *st)
@@ -654,19 +607,10 @@ int store_ready(const struct store *st)
 	return atomic_load(&st->ready);
 }
 
-uint32_t store_outstanding(struct store *st)
-{
-	pthread_mutex_lock(&st->lock);
-	uint32_t used = st->used;
-	pthread_mutex_unlock(&st->lock);
-	return used;
-}
-
 void store_counts(struct store *st, struct store_counts *ret)
 {
 	pthread_mutex_lock(&st->lock);
 	*ret = st->counts;
-	ret->outstanding = st->used;
 	pthread_mutex_unlock(&st->lock);
 	ret->ready = atomic_load(&st->ready);
 }

@@ -97,8 +97,7 @@ struct store_opts {
  * store_destroy: on the loop's thread. */
 struct store *store_new(struct svc *s, const struct store_opts *opts);
 /* No other thread may use it any more. Completions not taken are freed; their user pointers are not
- * touched. The caller must first wait for outstanding gets (store_reset, then take until
- * store_outstanding returns 0). */
+ * touched. Storage may still write into the blocks of outstanding gets. */
 void store_destroy(struct store **st);
 
 const char *store_tier_name(unsigned tier);
@@ -121,24 +120,12 @@ int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int
 /* Gives a batch up: it completes with ERR_CANCELLED, unless it has completed before. Unknown
  * batches are ignored. */
 void store_cancel(struct store *st, uint64_t batch);
-/* Gives up all outstanding batches, sent or not; each completes with ERR_CANCELLED (gets once they
- * are fenced). Completions already queued stay as they are. Returns how many completions are still
- * to be taken. Any thread. */
-uint32_t store_reset(struct store *st);
-uint32_t store_outstanding(struct store *st); /* batches whose completion is not yet taken */
 
-/* The completion is the caller's: store_completion_free. */
-/* waits; NULL after store_close, when drained */
-struct store_completion *store_take(struct store *st);
-/* 0, ERR_TIMEOUT, ERR_CLOSED; *ret only on 0 */
-int store_take_timed(struct store *st, uint64_t timeout_us, struct store_completion **ret);
-struct store_completion *store_try(struct store *st); /* NULL: none now */
-/* for poll or an event loop; never read it */
+/* The oldest completion, the caller's (store_completion_free); NULL: none now. */
+struct store_completion *store_try(struct store *st);
+/* Readable while there is a completion; for poll or an event loop; never read it. */
 int store_fd(const struct store *st);
 void store_completion_free(struct store_completion **c);
-/* From now on batches are refused with ERR_CLOSED; outstanding ones complete as by store_reset.
- * Takers that wait get NULL once all completions were taken. */
-void store_close(struct store *st);
 
 /* --- called by the daemon's svc hooks, on the loop; NULL: nothing is done --- */
 /* Handles MSG_STORE_DONE, MSG_STORE_FOUND and MSG_STORE_FENCED. */
@@ -148,11 +135,10 @@ void store_up(struct store *st, struct peer *p);
 void store_down(struct store *st, struct peer *p, const char *why);
 
 struct store_counts {
-	uint64_t put_blocks, got_blocks, missed_blocks, lookups, timeouts, errors;
+	uint64_t missed_blocks, timeouts, errors;
 	uint64_t looked_up; /* blocks, of all lookups */
 	/* blocks by the tier that found, read or stored them; NONE: not told */
 	uint64_t found[STORE_TIERS], got[STORE_TIERS], put[STORE_TIERS];
-	uint32_t outstanding;
 	int ready;
 };
 void store_counts(struct store *st, struct store_counts *ret);
