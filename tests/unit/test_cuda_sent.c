@@ -1,7 +1,7 @@
 /* test_cuda_sent.c - how many bytes the ranks of a group send each other in a step, on the host's
  * stand-in for GPUs, which counts what they write to each other's memory and give to NCCL. No
  * kernel computes (CUDA_HOST_COMPUTES=0): what is sent depends on shapes alone. */
-/* run: cuda */
+/* run: cuda minutes */
 #include "engine/engine_impl.h"
 #include "engine_rig.h"
 #include "skip.h"
