@@ -122,7 +122,7 @@ TEST(decode_to_prefill_and_back)
 /* All states of a sequence at once when the switch begins. */
 TEST(drains)
 {
-	world_begin("kv_blocks=60");
+	world_begin("kv_blocks=60", "role_switch_timeout_ms=600000");
 	learn_kv(1);
 	Pds__Lease l = filled(2, 4);
 	say_submit(3, long_answer(20));
