@@ -33,13 +33,10 @@ static const struct {
 	const char *name;
 	unsigned followers;
 } phases[RUN_PHASE_COUNT] = {
-	[RUN_NEW] = {"waiting", TO(WAITING) | TO(RUNNING)},
-	[RUN_WAITING] = {"waiting", TO(RUNNING) | TO(RETURNED)},
-	[RUN_PREEMPTED] = {"preempted", TO(RUNNING) | TO(RETURNED)},
-	[RUN_LATE] = {"late", TO(RUNNING) | TO(RETURNED)},
-	[RUN_RUNNING] = {"active", TO(RESTORING) | TO(PREEMPTED) | TO(RETURNED)},
-	[RUN_RESTORING] = {"restoring", TO(RUNNING) | TO(PREEMPTED) | TO(LATE) | TO(RETURNED)},
-	[RUN_RETURNED] = {"active", 0},
+	[RUN_WAITING] = {"waiting", TO(RUNNING)},
+	[RUN_PREEMPTED] = {"preempted", TO(RUNNING)},
+	[RUN_RUNNING] = {"active", TO(RESTORING) | TO(PREEMPTED)},
+	[RUN_RESTORING] = {"restoring", TO(RUNNING) | TO(PREEMPTED)},
 };
 
 const char *run_phase_name(enum run_phase p)
@@ -55,21 +52,25 @@ static void insert_by_age(struct list *head, struct sequence_run *r)
 	list_push_front(at, &r->node); /* after `at` */
 }
 
+/* Is it in batcher_own.running? */
+static int has_blocks(enum run_phase p)
+{
+	return p == RUN_RUNNING || p == RUN_RESTORING;
+}
+
 void run_enter(struct batcher *b, struct sequence_run *r, enum run_phase next)
 {
-	const unsigned has_blocks = TO(RUNNING) | TO(RESTORING), first = TO(PREEMPTED) | TO(LATE);
 	enum run_phase was = run_phase(r);
-	int ran = (has_blocks >> was) & 1, runs = (has_blocks >> next) & 1;
+	int ran = has_blocks(was), runs = has_blocks(next);
 	if (!((phases[was].followers >> next) & 1))
 		PANIC("run of %s: %s -> %s is no legal step", log_reqid(&r->req.id), phases[was].name,
 		      phases[next].name);
-	if (was == RUN_NEW || ran != runs || next == RUN_RETURNED) {
+	if (ran != runs) {
 		list_remove(&r->node);
-		if (next != RUN_RETURNED)
-			insert_by_age(runs ? &b->own.running : &b->own.waiting, r);
+		insert_by_age(runs ? &b->own.running : &b->own.waiting, r);
 	}
 	b->own.n_running += (uint32_t)runs - (uint32_t)ran;
-	b->shared.preempted += ((first >> next) & 1) - ((first >> was) & 1);
+	b->shared.preempted += (uint32_t)(next == RUN_PREEMPTED) - (uint32_t)(was == RUN_PREEMPTED);
 	atomic_store_explicit(&r->shared->phase, next, memory_order_relaxed);
 }
 
@@ -94,7 +95,9 @@ static void give_back(struct batcher *b, struct sequence_run *r)
 	/* not only at the next count: the loop looks for room as soon as it hears of the end */
 	b->shared.growth_blocks -= r->growth;
 	r->growth = 0;
-	run_enter(b, r, RUN_RETURNED);
+	list_remove(&r->node);
+	b->own.n_running -= (uint32_t)has_blocks(run_phase(r));
+	b->shared.preempted -= run_phase(r) == RUN_PREEMPTED;
 	r->done_us = clock_us();
 	svc_post(b->w->svc, sequence_returned, r);
 }
@@ -179,7 +182,10 @@ static int collect(struct batcher *b)
 	sleep_for_work(b);
 	list_each_safe(it, nx, &l->inbox) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		run_enter(b, r, r->blocks.n ? RUN_RUNNING : RUN_WAITING);
+		list_remove(&r->node);
+		insert_by_age(&b->own.waiting, r);
+		if (r->blocks.n)
+			run_enter(b, r, RUN_RUNNING);
 	}
 	if (!list_empty(&b->own.running))
 		l->ratio = fmax(l->ratio - GROWTH_STEP, b->config.ratio_min);

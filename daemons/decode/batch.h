@@ -5,16 +5,15 @@
  * The loop hands a sequence's run to the thread (batcher_add) and gets it back once
  * (sequence_returned). What a run does in between:
  *
- *   NEW -> WAITING, RUNNING    in the inbox
- *   WAITING -> RUNNING, RETURNED    has no blocks yet
- *   PREEMPTED -> RUNNING, RETURNED    gave its blocks to an older run; goes before new reservations
- *   LATE -> RUNNING, RETURNED    gave its blocks up because storage did not answer in time; goes
- *          before new reservations, and computes instead of reading
- *   RUNNING -> RESTORING, PREEMPTED, RETURNED    takes part in steps, but for those in which the
- *          mask thread has it (constraint.h)
- *   RESTORING -> RUNNING, PREEMPTED, LATE, RETURNED    has blocks, and storage is asked for their
- *          contents; takes part in no step
- *   RETURNED    the loop's again
+ *   WAITING -> RUNNING    in the inbox, or has no blocks yet
+ *   PREEMPTED -> RUNNING    gave its blocks to an older run, or gave them up because storage did
+ *          not answer in time (`late`); goes before new reservations
+ *   RUNNING -> RESTORING, PREEMPTED    takes part in steps, except those in which the mask thread
+ *          has it (constraint.h)
+ *   RESTORING -> RUNNING, PREEMPTED    has blocks, and storage is asked for their contents; takes
+ *          part in no step
+ *
+ * In each of them it may be given back: its phase stays what it was.
  *
  * Blocks that storage may still write after their run has lost them belong to the restore until
  * storage has acknowledged the fence. */
@@ -32,13 +31,10 @@
 #include <stdatomic.h>
 
 enum run_phase {
-	RUN_NEW,
 	RUN_WAITING,
 	RUN_PREEMPTED,
-	RUN_LATE,
 	RUN_RESTORING,
 	RUN_RUNNING,
-	RUN_RETURNED,
 	RUN_PHASE_COUNT
 };
 
@@ -74,6 +70,7 @@ struct sequence_run {
 	/* it has ended, or is given up, and is given back when no step and not the mask thread has it;
 	 * rows that are in flight count no more */
 	int over;
+	int late; /* storage did not answer in time: it computes its blocks instead of reading them */
 	double
 		*hidden; /* for an embedding: the sum over the tokens so far; NULL before it had blocks */
 	struct restore *restore;        /* RESTORING: what storage is asked for */
@@ -147,7 +144,7 @@ struct batcher_locked {
 
 struct batcher_shared {
 	_Atomic int stop;
-	_Atomic uint32_t preempted;     /* runs that are PREEMPTED or LATE */
+	_Atomic uint32_t preempted;     /* runs that are PREEMPTED */
 	_Atomic uint32_t at_storage;    /* batches of restores that storage has not ended */
 	_Atomic uint64_t growth_blocks; /* room kept for the growth of all runs */
 };
@@ -215,8 +212,8 @@ void preempt_admit(struct batcher *b); /* waiting ones by age, while there is ro
 /* Has what its next step needs. */
 int preempt_is_ready(const struct batcher *b, const struct sequence_run *r);
 void preempt_drop_blocks(struct batcher *b, struct sequence_run *r);
-/* Gives the blocks back and waits: PREEMPTED or LATE. */
-void preempt_wait_again(struct batcher *b, struct sequence_run *r, enum run_phase phase);
+/* Gives the blocks back and waits: PREEMPTED. */
+void preempt_wait_again(struct batcher *b, struct sequence_run *r);
 /* When to look again although nobody woke the thread; 0: never. */
 uint64_t preempt_wake_us(const struct batcher *b);
 

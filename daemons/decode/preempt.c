@@ -27,12 +27,12 @@ void preempt_drop_blocks(struct batcher *b, struct sequence_run *r)
 	seq_blocks_release(&r->blocks, b->w);
 }
 
-void preempt_wait_again(struct batcher *b, struct sequence_run *r, enum run_phase phase)
+void preempt_wait_again(struct batcher *b, struct sequence_run *r)
 {
 	preempt_drop_blocks(b, r);
 	drafts_give_history(b, r);
 	r->ahead = 0; /* its draft had room, and rows, in the step that was planned */
-	run_enter(b, r, phase);
+	run_enter(b, r, RUN_PREEMPTED);
 }
 
 /* --- coming back --------------------------------------------------------- */
@@ -119,7 +119,7 @@ static int take_blocks(struct batcher *b, struct sequence_run *r)
 static void admit(struct batcher *b, struct sequence_run *r)
 {
 	struct worker *w = b->w;
-	enum run_phase was = run_phase(r);
+	int late = r->late;
 	uint64_t now = clock_us();
 	if (!r->begin_us) {
 		r->begin_us = now;
@@ -128,10 +128,11 @@ static void admit(struct batcher *b, struct sequence_run *r)
 		w->cached_tokens += r->computed;
 		stat_add(svc_stats(w->svc), WS_CACHED_TOKENS, r->computed);
 	}
-	if (was == RUN_PREEMPTED)
+	if (run_phase(r) == RUN_PREEMPTED && !late)
 		r->back_us = now;
+	r->late = 0;
 	run_enter(b, r, RUN_RUNNING);
-	restore_begin(b, r, run_may_match(r, w), was != RUN_LATE);
+	restore_begin(b, r, run_may_match(r, w), !late);
 }
 
 void preempt_admit(struct batcher *b)
@@ -163,7 +164,7 @@ static void preempt(struct batcher *b, struct sequence_run *r)
 		writeout_save(b->w->writeout, &r->req.id, r->blocks.block, r->blocks.published);
 	r->preemptions++;
 	r->back_us = 0;
-	preempt_wait_again(b, r, RUN_PREEMPTED);
+	preempt_wait_again(b, r);
 	b->w->preemptions++;
 	stat_add(svc_stats(b->w->svc), WS_PREEMPTIONS, 1);
 }

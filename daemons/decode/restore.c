@@ -348,7 +348,8 @@ static void give_up_late(struct batcher *b)
 	log_req(LOG_WARN, &x->id, "restore_late", "attempt=%u blocks=%u limit_us=%llu", r->req.attempt,
 	        x->n, (unsigned long long)b->config.restore_wait_us);
 	rates_note_read(&b->w->rates, x->expected, 0, b->config.restore_wait_us);
-	preempt_wait_again(b, r, RUN_LATE);
+	r->late = 1;
+	preempt_wait_again(b, r);
 }
 
 void restore_progress(struct batcher *b)

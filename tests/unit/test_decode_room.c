@@ -109,7 +109,7 @@ TEST(drafts_come_after_all_tokens)
 TEST(no_draft_while_it_waits)
 {
 	runs(0, 17, 9);
-	preempt_wait_again(&b, &q[0], RUN_PREEMPTED);
+	preempt_wait_again(&b, &q[0]);
 	ck_assert_uint_eq(q[0].ahead, 0);
 	ck_assert_uint_eq(q[0].blocks.n, 0);
 	ck_assert_int_eq(run_phase(&q[0]), RUN_PREEMPTED);
@@ -123,23 +123,21 @@ TEST(phases_have_lists_and_counts)
 		enum run_phase phase;
 		uint32_t running, preempted;
 	} walk[] = {{RUN_RESTORING, 2, 0}, {RUN_RUNNING, 2, 0},   {RUN_PREEMPTED, 1, 1},
-	            {RUN_RUNNING, 2, 0},   {RUN_RESTORING, 2, 0}, {RUN_LATE, 1, 1},
-	            {RUN_RUNNING, 2, 0},   {RUN_RETURNED, 1, 0}};
+	            {RUN_RUNNING, 2, 0},   {RUN_RESTORING, 2, 0}, {RUN_PREEMPTED, 1, 1}};
 	runs(0, 20, 0);
 	runs(1, 20, 0);
 	for (size_t i = 0; i < sizeof walk / sizeof *walk; i++) {
 		run_enter(&b, &q[0], walk[i].phase);
 		ck_assert_uint_eq(b.own.n_running, walk[i].running);
 		ck_assert_uint_eq(b.shared.preempted, walk[i].preempted);
-		if (walk[i].phase == RUN_RETURNED)
-			ck_assert(list_empty(&q[0].node));
-		else /* the older of the two comes first */
-			ck_assert((walk[i].running == 2 ? &b.own.running : &b.own.waiting)->next == &q[0].node);
+		/* the older of the two comes first */
+		ck_assert((walk[i].running == 2 ? &b.own.running : &b.own.waiting)->next == &q[0].node);
 	}
 }
 
-TEST_SIGNAL(only_a_read_is_late, SIGABRT)
+TEST_SIGNAL(only_a_running_one_reads, SIGABRT)
 {
 	runs(0, 20, 0);
-	run_enter(&b, &q[0], RUN_LATE);
+	run_enter(&b, &q[0], RUN_PREEMPTED);
+	run_enter(&b, &q[0], RUN_RESTORING);
 }
