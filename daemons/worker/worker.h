@@ -50,8 +50,7 @@ struct worker {
 	struct routers *routers;
 	/* id of the last lease granted since the start; it is kept across role switches */
 	uint64_t last_lease;
-	struct store *store; /* NULL: not configured */
-	struct event *store_ev;
+	struct store *store;             /* NULL: not configured */
 	struct writeout *writeout;       /* NULL: no storage is configured */
 	struct constraints *constraints; /* compiled ones, and the vocabulary */
 	struct tasks *compiler;

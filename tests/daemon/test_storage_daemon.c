@@ -11,6 +11,7 @@
 #include "pool_memory.h"
 #include "util/clock.h"
 #include "util/mem.h"
+#include "util/queue.h"
 #include "tempdir.h"
 
 #include <check.h>
@@ -160,9 +161,19 @@ static void *run_script(void *arg)
 	return NULL;
 }
 
+/* From the loop to the script. */
+static struct queue *completions;
+
+static void on_done(void *arg, struct store_completion *c)
+{
+	(void)arg;
+	ck_assert_int_eq(queue_put(completions, c), 0);
+}
+
 static int worker_start(struct svc *s, struct err *err)
 {
 	struct handover_hello hello;
+	completions = queue_new(64);
 	worker = s;
 	ck_assert_int_eq(kv_layout_uniform(&layout, small ? 2 : 4, small ? 1 : 2, 32, 16, KV_F32), 0);
 	int r = pool_memory_new(&shared, &layout, BLOCKS, err);
@@ -174,7 +185,8 @@ static int worker_start(struct svc *s, struct err *err)
 	                                    .tag = 1,
 	                                    .hello = &hello,
 	                                    .fds = {shared.region.control_fd, -1, shared.region.data},
-	                                    .batches_max = 32});
+	                                    .batches_max = 32,
+	                                    .done = on_done});
 	return pthread_create(&script_thread, NULL, run_script, NULL) == 0 ? 0 : ERR_IO;
 }
 
@@ -183,14 +195,17 @@ static void worker_stop(struct svc *s)
 	(void)s;
 	pthread_join(script_thread, NULL);
 	store_destroy(&st);
+	for (struct store_completion *c; (c = queue_try(completions));)
+		store_completion_free(&c);
+	queue_destroy(&completions);
 	pool_memory_fini(&shared);
 }
 
 static const struct conf_key no_keys[] = {CONF_END};
-static const struct svc_msg messages[] = {{MSG_STORE_DONE, on_store},
-                                          {MSG_STORE_FOUND, on_store},
-                                          {MSG_STORE_FENCED, on_store},
-                                          {MSG_KV_EVENTS, on_events},
+static const struct svc_msg messages[] = {{MSG_STORE_DONE, on_store, 0},
+                                          {MSG_STORE_FOUND, on_store, 0},
+                                          {MSG_STORE_FENCED, on_store, 0},
+                                          {MSG_KV_EVENTS, on_events, 0},
                                           {0}};
 static const struct svc_ctl no_ctl[] = {{0}};
 static const struct svc_hooks worker_hooks = {
@@ -253,9 +268,9 @@ static struct store_item item_of(uint32_t name, uint32_t block)
 /* Waits for a completion. 0, or ERR_TIMEOUT. */
 static int take(uint64_t timeout_us, struct store_completion **ret)
 {
-	struct pollfd p = {.fd = store_fd(st), .events = POLLIN};
+	struct pollfd p = {.fd = queue_fd(completions), .events = POLLIN};
 	poll(&p, 1, (int)((timeout_us + 999) / 1000));
-	*ret = store_try(st);
+	*ret = queue_try(completions);
 	return *ret ? 0 : ERR_TIMEOUT;
 }
 

@@ -9,7 +9,6 @@
 #include "util/mem.h"
 
 #include <check.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -43,6 +42,8 @@ static struct {
 	void *arg;
 } posts[64];
 static unsigned n_posts;
+static struct store_completion *completed[64];
+static unsigned n_done;
 static pthread_mutex_t post_lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct event_base *svc_base(struct svc *s)
@@ -107,10 +108,12 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 	ck_assert_str_eq(expected_name, "storage");
 	return &peer;
 }
+static struct store *st;
+/* As the real one: the link goes down within it. */
 void chan_disconnect(struct chan *c, struct peer *p)
 {
 	(void)c;
-	(void)p;
+	store_down(st, p, "disconnected");
 }
 uint64_t peer_epoch(const struct peer *p)
 {
@@ -137,7 +140,6 @@ void attach_destroy(struct attach **a)
 
 #define EPOCH 77u
 #define BATCHES 4u
-static struct store *st;
 
 static void loop(void)
 {
@@ -161,13 +163,31 @@ static void link_up(uint64_t epoch)
 	store_up(st, &peer);
 }
 
+static void on_done(void *arg, struct store_completion *c)
+{
+	(void)arg;
+	ck_assert_uint_lt(n_done, sizeof completed / sizeof *completed);
+	completed[n_done++] = c;
+}
+
+/* The oldest completion; NULL: there is none. */
+static struct store_completion *take(void)
+{
+	struct store_completion *c = n_done ? completed[0] : NULL;
+	n_done -= c != NULL;
+	memmove(completed, completed + 1, n_done * sizeof *completed);
+	return c;
+}
+
 static void set_up(void)
 {
 	base = event_base_new();
-	n_sent = n_posts = 0;
+	n_sent = n_posts = n_done = 0;
 	send_fails = 0;
-	st = store_new(NULL, &(struct store_opts){
-							 .name = "storage", .fds = {-1, -1, {0}}, .batches_max = BATCHES});
+	st = store_new(NULL, &(struct store_opts){.name = "storage",
+	                                          .fds = {-1, -1, {0}},
+	                                          .batches_max = BATCHES,
+	                                          .done = on_done});
 	link_up(EPOCH);
 	attached.on(attached.arg, EPOCH, -1);
 	ck_assert_int_eq(store_ready(st), 1);
@@ -259,16 +279,9 @@ static unsigned count_sent(enum msg_type type, uint64_t batch)
 	return n;
 }
 
-static int fd_readable(void)
-{
-	struct pollfd p = {.fd = store_fd(st), .events = POLLIN};
-	return poll(&p, 1, 0) == 1;
-}
-
 static void none(void)
 {
-	ck_assert_ptr_null(store_try(st));
-	ck_assert_int_eq(fd_readable(), 0);
+	ck_assert_uint_eq(n_done, 0);
 }
 
 /* The one completion that is there: of this batch, with this code, letters of its results, and
@@ -276,7 +289,7 @@ static void none(void)
 static void one(uint64_t batch, int code, const char *codes, int quiet)
 {
 	static const char letter[] = "omvfec";
-	struct store_completion *c = store_try(st);
+	struct store_completion *c = take();
 	ck_assert_ptr_nonnull(c);
 	ck_assert_uint_eq(c->batch, batch);
 	ck_assert_int_eq(c->code, code);
@@ -312,7 +325,7 @@ TEST(test_answers)
 		uint64_t b = ask_and_send(row[i].op, 3, 0);
 		none();
 		answer(b, row[i].answer);
-		ck_assert_int_eq(fd_readable(), 1);
+		ck_assert_int_eq(n_done, 1);
 		one(b, 0, row[i].want, 1);
 		none();
 		answer(b, row[i].answer); /* repeated: completed already */
@@ -342,7 +355,7 @@ TEST(test_lookup)
 	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
 		uint64_t b = ask_and_send(STORE_OP_LOOKUP, 3, 0);
 		found(b, row[i].says);
-		struct store_completion *c = store_try(st);
+		struct store_completion *c = take();
 		ck_assert_ptr_nonnull(c);
 		ck_assert_int_eq(c->code, 0);
 		ck_assert_uint_eq(c->leading, row[i].want);
@@ -385,10 +398,18 @@ TEST(test_bounds)
 		batch[i] = ask_and_send(STORE_OP_PUT, 1, 0);
 	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, &b), ERR_FULL);
 	answer(batch[0], "o");
-	/* not taken yet: the queue's room is its */
-	ck_assert_int_eq(store_put(st, &it, 1, 0, NULL, &b), ERR_FULL);
 	one(batch[0], 0, "o", 1);
 	ck_assert_int_eq(store_put(st, &it, 1, 0, &items[0], &b), 0);
+}
+
+/* Who asked may be gone by then. */
+TEST(test_destroyed_with_batches)
+{
+	ask_and_send(STORE_OP_PUT, 1, 0);
+	ask_and_send(STORE_OP_LOOKUP, 2, 0);
+	store_destroy(&st);
+	ck_assert_uint_eq(n_done, 0);
+	set_up();
 }
 
 TEST(test_not_ready)
@@ -418,7 +439,7 @@ TEST(test_timeout_put_lookup)
 {
 	uint64_t late_us = clock_us() + 400000, put = ask_and_send(STORE_OP_PUT, 2, late_us);
 	uint64_t look = ask_and_send(STORE_OP_LOOKUP, 2, late_us);
-	UNTIL(fd_readable());
+	UNTIL(n_done);
 	ck_assert_uint_ge(clock_us(), late_us);
 	UNTIL(count_sent(MSG_STORE_FENCE, put));
 	one(put, ERR_TIMEOUT, "cc", 0); /* storage may still read: void by generation */
@@ -539,27 +560,7 @@ TEST(test_cancel)
 	one(b, 0, "o", 1);
 }
 
-/* --- takes --------------------------------------------------------------- */
-
-static void *answer_later(void *arg)
-{
-	usleep(20000);
-	/* the main thread only waits meanwhile: this is the loop's thread */
-	answer(*(uint64_t *)arg, "o");
-	return NULL;
-}
-
-TEST(test_takes)
-{
-	pthread_t th;
-	uint64_t b = ask_and_send(STORE_OP_PUT, 1, 0);
-	pthread_create(&th, NULL, answer_later, &b);
-	struct pollfd p = {.fd = store_fd(st), .events = POLLIN};
-	ck_assert_int_eq(poll(&p, 1, 30000), 1);
-	one(b, 0, "o", 1);
-	ck_assert_int_eq(fd_readable(), 0);
-	pthread_join(th, NULL);
-}
+/* --- threads ------------------------------------------------------------- */
 
 /* Threads ask and cancel while the loop answers: each batch completes once. */
 static atomic_uint asked_n;
@@ -595,14 +596,14 @@ TEST(test_threads)
 			if (sent[i].type == MSG_STORE_PUT)
 				answer(sent[i].batch, "o");
 		n_sent = 0;
-		for (struct store_completion *c; (c = store_try(st)); got++)
+		for (struct store_completion *c; (c = take()); got++)
 			store_completion_free(&c);
 	}
 	for (unsigned i = 0; i < 2; i++)
 		pthread_join(th[i], NULL);
 	store_down(st, &peer, "process ended");
 	attached.gone(attached.arg, EPOCH);
-	for (struct store_completion *c; (c = store_try(st)); got++)
+	for (struct store_completion *c; (c = take()); got++)
 		store_completion_free(&c);
 	ck_assert_uint_gt(got, 0);
 	ck_assert_uint_eq(got, atomic_load(&asked_n));

@@ -5,8 +5,7 @@
  * completes it and frees it; other threads add batches and mark them unwanted, under the lock.
  * Messages are sent without the lock, because the link may call back.
  *
- * Invariants: used = batches in the table + completions not taken <= batches_max, so the queue has
- * room for every completion. A batch is sent only while the link's peer and the process that maps
+ * Invariants: a batch is sent only while the link's peer and the process that maps
  * our memory have the same epoch, so each sent batch is ended either by an answer or by `gone` of
  * that epoch. A get completes only on an answer, on the fence's acknowledgement, or on `gone`; the
  * fence is requested again each second and when the link comes up, because storage may have
@@ -20,7 +19,6 @@
 #include "util/list.h"
 #include "util/log.h"
 #include "util/mem.h"
-#include "util/queue.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -51,6 +49,7 @@ struct store {
 	char name[HANDOVER_NAME_MAX];
 	uint32_t batches_max;
 	void (*on_ready)(void *arg, uint64_t epoch);
+	void (*done)(void *arg, struct store_completion *c);
 	void *arg;
 	struct peer *peer;   /* the link, up or not */
 	uint64_t link_epoch; /* of storage while the link is up, else 0 */
@@ -58,11 +57,10 @@ struct store {
 	uint64_t memory_epoch; /* of the storage that maps our memory, 0: none */
 	atomic_int ready;
 	struct event *timer;
-	struct queue *done;
 
 	pthread_mutex_t lock; /* the fields below */
 	struct list table;    /* of asked, in the order of their numbers */
-	uint32_t used;
+	uint32_t n;           /* of the table */
 	uint64_t last_number;
 	int posted, destroyed;
 	struct store_counts counts;
@@ -136,11 +134,12 @@ static void complete(struct store *st, struct asked *a, int answered, int quiet)
 		          log_quote(c->text));
 	pthread_mutex_lock(&st->lock);
 	list_remove(&a->link);
-	a->out = NULL; /* the queue's */
+	st->n--;
 	count(&st->counts, c, a->n);
-	CHECK(queue_put(st->done, c) == 0);
 	pthread_mutex_unlock(&st->lock);
+	a->out = NULL; /* the callee's */
 	asked_free(a);
+	st->done(st->arg, c);
 }
 
 /* --- sending; on the loop --- */
@@ -515,9 +514,9 @@ static struct asked *asked_new(enum store_op op, uint32_t n, uint64_t deadline_u
 static int ask(struct store *st, struct asked *a, uint64_t *ret_batch)
 {
 	pthread_mutex_lock(&st->lock);
-	int r = !atomic_load(&st->ready) ? ERR_CLOSED : st->used >= st->batches_max ? ERR_FULL : 0;
+	int r = !atomic_load(&st->ready) ? ERR_CLOSED : st->n >= st->batches_max ? ERR_FULL : 0;
 	if (r == 0) {
-		st->used++;
+		st->n++;
 		a->out->batch = ++st->last_number;
 		if (ret_batch)
 			*ret_batch = a->out->batch;
@@ -578,24 +577,6 @@ void store_cancel(struct store *st, uint64_t batch)
 	pthread_mutex_unlock(&st->lock);
 }
 
-/* --- taking; any thread --- */
-
-struct store_completion *store_try(struct store *st)
-{
-	struct store_completion *c = queue_try(st->done);
-	if (c) {
-		pthread_mutex_lock(&st->lock);
-		st->used--;
-		pthread_mutex_unlock(&st->lock);
-	}
-	return c;
-}
-
-int store_fd(const struct store *st)
-{
-	return queue_fd(st->done);
-}
-
 void store_completion_free(struct store_completion **c)
 {
 	free(*c);
@@ -629,11 +610,11 @@ struct store *store_new(struct svc *s, const struct store_opts *opts)
 	st->peer = peer;
 	st->batches_max = opts->batches_max;
 	st->on_ready = opts->on_ready;
+	st->done = opts->done;
 	st->arg = opts->arg;
 	snprintf(st->name, sizeof st->name, "%s", opts->name);
 	pthread_mutex_init(&st->lock, NULL);
 	list_init(&st->table);
-	st->done = queue_new(opts->batches_max);
 	st->timer = event_new(svc_base(s), -1, 0, on_timer, st);
 	svc_sock_path(s, opts->name, where, sizeof where);
 	struct attach_hooks hooks = {.arg = st, .on = on_attached, .gone = on_gone};
@@ -641,18 +622,22 @@ struct store *store_new(struct svc *s, const struct store_opts *opts)
 	return st;
 }
 
+static void drop(void *arg, struct store_completion *c)
+{
+	(void)arg;
+	store_completion_free(&c);
+}
+
 void store_destroy(struct store **stp)
 {
 	struct store *st = *stp;
 	if (!st)
 		return;
+	st->done = drop;
 	chan_disconnect(svc_chan(st->svc), st->peer); /* may call store_down */
 	attach_destroy(&st->attach);
 	*stp = NULL;
 	event_free(st->timer);
-	for (struct store_completion *c; (c = queue_try(st->done));)
-		free(c);
-	queue_destroy(&st->done);
 	pthread_mutex_lock(&st->lock);
 	list_each_safe(it, nx, &st->table)
 		asked_free(list_entry(it, struct asked, link));

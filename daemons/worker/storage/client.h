@@ -3,11 +3,9 @@
  *
  * store_put, store_get, store_lookup and store_cancel may be called from any thread; they copy
  * their arguments, never wait, and return the batch's number. Each numbered batch completes exactly
- * once, in one completion queue: answered, timed out, cancelled, or because storage is gone.
- * Completions may be taken on any thread, by a blocking, a timed or a non-blocking take; store_fd
- * is readable exactly while the queue is not empty. Outstanding batches and completions not yet
- * taken are bounded together (batches_max): the queue never overflows, and a caller that does not
- * take completions gets ERR_FULL.
+ * once, by a call of store_opts.done on the loop's thread: answered, timed out, cancelled, or
+ * because storage is gone. Outstanding batches are bounded (batches_max): beyond that a caller gets
+ * ERR_FULL.
  *
  * Who may touch the blocks:
  *   put     storage reads them. completion->quiet 1: storage has stopped reading
@@ -90,14 +88,17 @@ struct store_opts {
 	/* Storage of this epoch is ready; on the loop. Host memory of an earlier epoch is lost. May be
 	 * NULL */
 	void (*on_ready)(void *arg, uint64_t epoch);
+	/* A batch is complete; c is the callee's (store_completion_free). It may ask and cancel, but
+	 * not destroy the store. */
+	void (*done)(void *arg, struct store_completion *c);
 	void *arg;
 };
 
 /* Connects in the background, and again after storage restarts, until destroyed. store_new and
  * store_destroy: on the loop's thread. */
 struct store *store_new(struct svc *s, const struct store_opts *opts);
-/* No other thread may use it any more. Completions not taken are freed; their user pointers are not
- * touched. Storage may still write into the blocks of outstanding gets. */
+/* No other thread may use it any more. Outstanding batches end without a completion; storage may
+ * still write into the blocks of the gets among them. */
 void store_destroy(struct store **st);
 
 const char *store_tier_name(unsigned tier);
@@ -108,7 +109,7 @@ int store_ready(const struct store *st);
 
 /* deadline_us: monotonic, 0: none. Returns 0 and sets *ret_batch, or there is no batch: ERR_CLOSED
  * (not ready), ERR_FULL (batches_max), ERR_INVALID (n is 0 or above STORE_ITEMS_MAX). ret_batch may
- * be NULL. The completion may be queued before the call returns. */
+ * be NULL. On another thread than the loop's the completion may come before the call returns. */
 int store_put(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us,
               void *user, uint64_t *ret_batch);
 int store_get(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us,
@@ -121,10 +122,6 @@ int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int
  * batches are ignored. */
 void store_cancel(struct store *st, uint64_t batch);
 
-/* The oldest completion, the caller's (store_completion_free); NULL: none now. */
-struct store_completion *store_try(struct store *st);
-/* Readable while there is a completion; for poll or an event loop; never read it. */
-int store_fd(const struct store *st);
 void store_completion_free(struct store_completion **c);
 
 /* --- called by the daemon's svc hooks, on the loop; NULL: nothing is done --- */
