@@ -166,10 +166,10 @@ static void on_message(void *arg, struct peer *p, enum msg_type type, const stru
 	if (!msg_type_is_from(msg_type_find(type), peer_program(p))) {
 		snprintf(why, sizeof why, "%.31s may not send it", peer_program(p));
 		svc_refuse(s, p, type, why);
-	} else if (s->from[type] && peer_tag(p) != s->from[type]) {
+	} else if (s->dispatch[type].tag && peer_tag(p) != s->dispatch[type].tag) {
 		svc_refuse(s, p, type, "it is not the one that we are connected to");
-	} else if (s->dispatch[type]) {
-		s->dispatch[type](s, p, head, body);
+	} else if (s->dispatch[type].fn) {
+		s->dispatch[type].fn(s, p, head, body);
 	} else if (type != MSG_HEARTBEAT) {
 		snprintf(why, sizeof why, "%s does not handle it", s->hooks->program);
 		svc_refuse(s, p, type, why);
@@ -401,19 +401,23 @@ static int setup_base(struct svc *s, struct err *err)
 	return svc_posts_start(s, err);
 }
 
+void svc_handle(struct svc *s, const struct svc_msg *instead)
+{
+	memset(s->dispatch, 0, sizeof s->dispatch);
+	for (const struct svc_msg *m = s->hooks->messages; m && m->fn; m++) {
+		CHECK((unsigned)m->type < SVC_MESSAGE_TYPES);
+		s->dispatch[m->type] = *m;
+	}
+	for (const struct svc_msg *m = instead; m && m->fn; m++) {
+		CHECK(s->dispatch[m->type].fn);
+		s->dispatch[m->type].fn = m->fn;
+	}
+}
+
 void svc_set_hooks(struct svc *s, const struct svc_hooks *hooks)
 {
 	s->hooks = hooks;
-	for (unsigned i = 0; i < SVC_MESSAGE_TYPES; i++) {
-		s->dispatch[i] = NULL;
-		s->from[i] = 0;
-	}
-	for (const struct svc_msg *m = hooks->messages; m && m->fn; m++) {
-		CHECK((unsigned)m->type < SVC_MESSAGE_TYPES);
-		s->dispatch[m->type] = m->fn;
-	}
-	for (const struct svc_from *f = hooks->from; f && f->type; f++)
-		s->from[f->type] = f->tag;
+	svc_handle(s, NULL);
 }
 
 static int setup_chan(struct svc *s, struct err *err)

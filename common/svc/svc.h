@@ -38,11 +38,7 @@ typedef void svc_msg_fn(struct svc *s, struct peer *p, const struct msg_head *he
 struct svc_msg {
 	enum msg_type type;
 	svc_msg_fn *fn;
-};
-
-/* Only a peer that we connected to with this tag (chan_connect) may send the type. */
-struct svc_from {
-	enum msg_type type;
+	/* only a peer that we connected to with this tag (chan_connect) may send it; 0: any peer */
 	int tag;
 };
 
@@ -57,7 +53,6 @@ struct svc_hooks {
 	/* ended by {0}; a message of another type, or from a peer that may not send its type, is
 	 * counted, logged and dropped */
 	const struct svc_msg *messages;
-	const struct svc_from *from; /* ended by {0}; NULL, and types not in it: from any peer */
 	/* ended by {0}; the skeleton adds status, config, reload, metrics, log-level, stop, help */
 	const struct svc_ctl *ctl;
 	/* 1: daemons of other hosts learn from others where to connect to this one (svc_remote), so
@@ -148,6 +143,9 @@ void svc_sock_path(const struct svc *s, const char *name, char *out, size_t size
 /* chan_send(svc_chan(s), ...) that logs a failure. */
 int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head,
              const void *body);
+/* From now on the functions of `instead` (ended by {0}; NULL: none) handle their types, each of
+ * which is in hooks->messages, where its tag stays; all other types are handled as there. */
+void svc_handle(struct svc *s, const struct svc_msg *instead);
 /* Counts a message that its sender may not send, or not to us, and logs it once. The caller drops
  * it. */
 void svc_refuse(struct svc *s, const struct peer *p, enum msg_type type, const char *why);

@@ -50,10 +50,9 @@ struct svc {
 	struct svc_posts posts;
 	struct trim trim;
 	struct svc_timer *trim_tick, *start_tick;
-	uint64_t trim_us; /* interval of trim_tick */
-	svc_msg_fn *dispatch[SVC_MESSAGE_TYPES];
-	int from[SVC_MESSAGE_TYPES];          /* tag of the peers that may send the type; 0: all */
-	struct once message_log, command_log; /* of refusals */
+	uint64_t trim_us;                           /* interval of trim_tick */
+	struct svc_msg dispatch[SVC_MESSAGE_TYPES]; /* by type; fn NULL: not handled */
+	struct once message_log, command_log;       /* of refusals */
 	uint64_t messages_refused, commands_refused;
 	char *name, *rundir, *endpoint;
 	char *remote; /* svc_remote; NULL: none */

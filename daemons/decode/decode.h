@@ -222,17 +222,17 @@ void lease_fail(struct sequence *q, const char *why, int by_prefill);
 uint64_t lease_growth(struct decode *d);
 /* That messager process has ended: it writes no more. */
 void lease_messager_gone(struct worker *w, uint64_t epoch);
-void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_reserve(struct svc *s, struct peer *p, const struct msg_head *h,
                 const ProtobufCMessage *body);
-void on_renew(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_renew(struct svc *s, struct peer *p, const struct msg_head *h,
               const ProtobufCMessage *body);
-void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_lease_open(struct svc *s, struct peer *p, const struct msg_head *h,
                    const ProtobufCMessage *body);
-void on_lease_revoked(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_lease_revoked(struct svc *s, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body);
-void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_kv_ready(struct svc *s, struct peer *p, const struct msg_head *h,
                  const ProtobufCMessage *body);
-void on_first_token(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_first_token(struct svc *s, struct peer *p, const struct msg_head *h,
                     const ProtobufCMessage *body);
 
 #endif

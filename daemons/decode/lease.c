@@ -216,9 +216,10 @@ static struct sequence *reserve(struct worker *w, const struct msg_head *h, cons
 	return sequence_new(w, h, r, fault, err);
 }
 
-void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_reserve(struct svc *s, struct peer *p, const struct msg_head *h,
                 const ProtobufCMessage *body)
 {
+	struct worker *w = worker_of(s);
 	struct decode *d = decode_of(w);
 	const Pds__Reserve *m = (const Pds__Reserve *)body;
 	struct attempt_key k = attempt_key(&h->req, h->attempt);
@@ -257,14 +258,13 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
 	sequence_step(q, SEQUENCE_ON_ENTER);
 }
 
-void on_renew(struct worker *w, struct peer *p, const struct msg_head *h,
-              const ProtobufCMessage *body)
+void on_renew(struct svc *s, struct peer *p, const struct msg_head *h, const ProtobufCMessage *body)
 {
-	struct decode *d = decode_of(w);
+	struct decode *d = decode_of(worker_of(s));
 	const Pds__Renew *m = (const Pds__Renew *)body;
 	uint64_t until = clock_us() + d->config.lease_us;
 	(void)h;
-	if (m->epoch != svc_epoch(w->svc))
+	if (m->epoch != svc_epoch(s))
 		return;
 	for (size_t i = 0; i < m->n_lease_ids; i++) {
 		struct sequence *q = map_get(d->by_lease, &m->lease_ids[i]);
@@ -343,9 +343,10 @@ static void fill_opened(const struct sequence *q, Pds__LeaseOpened *a, uint64_t 
 	a->n_generations = a->n_blocks;
 }
 
-void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_lease_open(struct svc *s, struct peer *p, const struct msg_head *h,
                    const ProtobufCMessage *body)
 {
+	struct worker *w = worker_of(s);
 	const Pds__LeaseOpen *m = (const Pds__LeaseOpen *)body;
 	struct sequence *q = by_lease(decode_of(w), m->lease);
 	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
@@ -368,10 +369,11 @@ void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h,
 	free(generations);
 }
 
-void on_lease_revoked(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_lease_revoked(struct svc *s, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
-	struct sequence *q = by_lease(decode_of(w), ((const Pds__LeaseRevoked *)body)->lease);
+	struct sequence *q = by_lease(decode_of(worker_of(s)),
+	                              ((const Pds__LeaseRevoked *)body)->lease);
 	(void)h;
 	if (q && q->state == SEQUENCE_QUARANTINE && q->lease.writer == peer_epoch(p))
 		fenced(q, "acknowledged");
@@ -408,18 +410,18 @@ enum join_verdict lease_join(struct sequence *q)
 	return finish == PDS__FINISH__FINISH_NONE ? JOIN_RUNS : JOIN_ANSWERED;
 }
 
-void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_kv_ready(struct svc *s, struct peer *p, const struct msg_head *h,
                  const ProtobufCMessage *body)
 {
 	const Pds__KvReady *m = (const Pds__KvReady *)body;
-	struct sequence *q = by_lease(decode_of(w), m->lease);
+	struct sequence *q = by_lease(decode_of(worker_of(s)), m->lease);
 	Pds__KvReadyAck a = PDS__KV_READY_ACK__INIT;
-	if (m->lease->epoch != svc_epoch(w->svc))
+	if (m->lease->epoch != svc_epoch(s))
 		return;
 	a.lease = m->lease;
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
-	svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
+	svc_send(s, p, MSG_KV_READY_ACK, h, &a.base);
 	if (!q || q->state != SEQUENCE_LEASED || q->lease.ready_us || peer_epoch(p) < q->lease.writer)
 		return;
 	/* nobody can have written what nobody has opened; or another ring names this lease */
@@ -446,9 +448,10 @@ static void take_first(struct sequence *q, const Pds__FirstToken *m)
 	q->lease.first_us = clock_us();
 }
 
-void on_first_token(struct worker *w, struct peer *p, const struct msg_head *h,
+void on_first_token(struct svc *s, struct peer *p, const struct msg_head *h,
                     const ProtobufCMessage *body)
 {
+	struct worker *w = worker_of(s);
 	const Pds__FirstToken *m = (const Pds__FirstToken *)body;
 	struct sequence *q = sequence_find(decode_of(w), h);
 	Pds__FirstTokenAck a = PDS__FIRST_TOKEN_ACK__INIT;

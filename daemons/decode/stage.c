@@ -11,9 +11,10 @@
 
 #define TIMER_US 50000u
 
-static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_submit(struct svc *s, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
+	struct worker *w = worker_of(s);
 	struct decode *d = decode_of(w);
 	const Pds__Submit *m = (const Pds__Submit *)body;
 	struct attempt_key k = attempt_key(&h->req, h->attempt);
@@ -40,10 +41,10 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	sequence_step(q, SEQUENCE_ON_ENTER);
 }
 
-static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_cancel(struct svc *s, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
-	struct decode *d = decode_of(w);
+	struct decode *d = decode_of(worker_of(s));
 	struct sequence *q = sequence_find(d, h);
 	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	if (q && q->state == SEQUENCE_ACTIVE && peer_tag(p) != TAG_ROUTER)
@@ -310,16 +311,16 @@ static const char *reason(struct worker *w, uint32_t block)
 	                                                     : NULL;
 }
 
-static const struct stage_msg messages[] = {
-	{&pds__submit__descriptor, on_submit},
-	{&pds__cancel__descriptor, on_cancel},
-	{&pds__reserve__descriptor, on_reserve},
-	{&pds__renew__descriptor, on_renew},
-	{&pds__lease_open__descriptor, on_lease_open},
-	{&pds__lease_revoked__descriptor, on_lease_revoked},
-	{&pds__kv_ready__descriptor, on_kv_ready},
-	{&pds__first_token__descriptor, on_first_token},
-	{NULL, NULL},
+static const struct svc_msg messages[] = {
+	{MSG_REQUEST_SUBMIT, on_submit, 0},
+	{MSG_REQUEST_CANCEL, on_cancel, 0},
+	{MSG_KV_RESERVE, on_reserve, 0},
+	{MSG_KV_RENEW, on_renew, 0},
+	{MSG_LEASE_OPEN, on_lease_open, 0},
+	{MSG_LEASE_REVOKED, on_lease_revoked, 0},
+	{MSG_KV_READY, on_kv_ready, 0},
+	{MSG_REQUEST_FIRST_TOKEN, on_first_token, 0},
+	{0},
 };
 
 const struct stage_ops decode_stage = {

@@ -470,14 +470,14 @@ static void on_peers(struct svc *s, struct peer *p, const struct msg_head *head,
 }
 
 static const struct svc_msg messages[] = {
-	{MSG_LEASE_OPEN, on_lease_open},
-	{MSG_LEASE_OPENED, on_lease_opened},
-	{MSG_LEASE_REVOKE, on_lease_revoke},
-	{MSG_KV_READY, on_kv_ready},
-	{MSG_KV_READY_ACK, on_kv_ready_ack},
-	{MSG_PEERS, on_peers},
-	{MSG_POOLS, on_pools},
-	{MSG_PATH, on_path},
+	{MSG_LEASE_OPEN, on_lease_open, 0},
+	{MSG_LEASE_OPENED, on_lease_opened, 0},
+	{MSG_LEASE_REVOKE, on_lease_revoke, 0},
+	{MSG_KV_READY, on_kv_ready, 0},
+	{MSG_KV_READY_ACK, on_kv_ready_ack, 0},
+	{MSG_PEERS, on_peers, 0},
+	{MSG_POOLS, on_pools, 0},
+	{MSG_PATH, on_path, 0},
 	{0},
 };
 

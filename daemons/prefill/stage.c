@@ -255,9 +255,10 @@ static int is_prefill_only(const Pds__Request *r)
 	return r->pooling || (r->max_tokens == 1 && r->n_tokens == r->prompt_tokens);
 }
 
-static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_submit(struct svc *svc, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
+	struct worker *w = worker_of(svc);
 	struct prefill *s = prefill_of(w);
 	const Pds__Submit *m = (const Pds__Submit *)body;
 	struct worker_failure f = {0};
@@ -283,10 +284,10 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	accept_job(s, j, m);
 }
 
-static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_cancel(struct svc *s, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
-	struct job *j = find(prefill_of(w), h);
+	struct job *j = find(prefill_of(worker_of(s)), h);
 	(void)p;
 	if (j)
 		job_drop(j, ((const Pds__Cancel *)body)->reason);
@@ -302,20 +303,20 @@ static struct job *find_asked(struct worker *w, const struct peer *p, const stru
 	return j && j->state == JOB_RESERVE && strcmp(peer_name(p), job_decode_name(j)) == 0 ? j : NULL;
 }
 
-static void on_queued(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_queued(struct svc *s, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
-	struct job *j = find_asked(w, p, h);
+	struct job *j = find_asked(worker_of(s), p, h);
 	if (!j)
 		return;
 	reserve_queued(j, (const Pds__Queued *)body);
 	job_step(j, JE_CHECK);
 }
 
-static void on_grant(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_grant(struct svc *s, struct peer *p, const struct msg_head *h,
                      const ProtobufCMessage *body)
 {
-	struct job *j = find_asked(w, p, h);
+	struct job *j = find_asked(worker_of(s), p, h);
 	if (!j)
 		return;
 	if (reserve_granted(j, (const Pds__Grant *)body)) {
@@ -327,20 +328,20 @@ static void on_grant(struct worker *w, struct peer *p, const struct msg_head *h,
 	job_step(j, JE_REFUSED);
 }
 
-static void on_deny(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_deny(struct svc *s, struct peer *p, const struct msg_head *h,
                     const ProtobufCMessage *body)
 {
-	struct job *j = find_asked(w, p, h);
+	struct job *j = find_asked(worker_of(s), p, h);
 	if (!j)
 		return;
 	reserve_denied(j, (const Pds__Deny *)body);
 	job_step(j, JE_REFUSED);
 }
 
-static void on_first_ack(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_first_ack(struct svc *s, struct peer *p, const struct msg_head *h,
                          const ProtobufCMessage *body)
 {
-	struct job *j = find(prefill_of(w), h);
+	struct job *j = find(prefill_of(worker_of(s)), h);
 	(void)p;
 	if (j && ((const Pds__FirstTokenAck *)body)->lease_id == j->lease.id.id)
 		job_step(j, JE_ACKED);
@@ -355,11 +356,11 @@ static struct job *of_slot(struct worker *w, uint32_t slot, uint64_t gen)
 	return j && j->run.slot_gen == gen ? j : NULL;
 }
 
-static void on_sent(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_sent(struct svc *s, struct peer *p, const struct msg_head *h,
                     const ProtobufCMessage *body)
 {
 	const Pds__KvSent *m = (const Pds__KvSent *)body;
-	struct job *j = of_slot(w, m->slot, m->generation);
+	struct job *j = of_slot(worker_of(s), m->slot, m->generation);
 	(void)p;
 	(void)h;
 	if (j)
@@ -380,11 +381,11 @@ static const char *transfer_failed_by(const struct job *j, Pds__Fault fault)
 	                                             : NULL;
 }
 
-static void on_transfer_failed(struct worker *w, struct peer *p, const struct msg_head *h,
+static void on_transfer_failed(struct svc *s, struct peer *p, const struct msg_head *h,
                                const ProtobufCMessage *body)
 {
 	const Pds__TransferFailed *m = (const Pds__TransferFailed *)body;
-	struct job *j = of_slot(w, m->slot, m->generation);
+	struct job *j = of_slot(worker_of(s), m->slot, m->generation);
 	(void)p;
 	(void)h;
 	if (j && !j->sent) /* a transfer that was sent cannot fail */
@@ -686,16 +687,16 @@ static const char *reason(struct worker *w, uint32_t block)
 	return read_fences(prefill_of(w), block) ? "fence: storage may still write it" : NULL;
 }
 
-static const struct stage_msg messages[] = {
-	{&pds__submit__descriptor, on_submit},
-	{&pds__cancel__descriptor, on_cancel},
-	{&pds__queued__descriptor, on_queued},
-	{&pds__grant__descriptor, on_grant},
-	{&pds__deny__descriptor, on_deny},
-	{&pds__first_token_ack__descriptor, on_first_ack},
-	{&pds__kv_sent__descriptor, on_sent},
-	{&pds__transfer_failed__descriptor, on_transfer_failed},
-	{NULL, NULL},
+static const struct svc_msg messages[] = {
+	{MSG_REQUEST_SUBMIT, on_submit, 0},
+	{MSG_REQUEST_CANCEL, on_cancel, 0},
+	{MSG_KV_QUEUED, on_queued, 0},
+	{MSG_KV_GRANT, on_grant, 0},
+	{MSG_KV_DENY, on_deny, 0},
+	{MSG_REQUEST_FIRST_TOKEN_ACK, on_first_ack, 0},
+	{MSG_KV_SENT, on_sent, 0},
+	{MSG_TRANSFER_FAILED, on_transfer_failed, 0},
+	{0},
 };
 
 const struct stage_ops prefill_stage = {

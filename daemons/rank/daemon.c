@@ -291,13 +291,12 @@ static void status(struct svc *s, struct buf *out)
 
 int rank_daemon(int argc, char **argv)
 {
-	static const struct svc_msg messages[] = {{MSG_PIPELINE_TAKE, on_take}, {0, NULL}};
-	static const struct svc_from from[] = {{MSG_PIPELINE_TAKE, TAG_WORKER}, {0}};
+	static const struct svc_msg messages[] = {{MSG_PIPELINE_TAKE, on_take, TAG_WORKER}, {0}};
 	static const struct svc_hooks hooks = {.program = "pdrank",
 	                                       .default_name = "rank",
 	                                       .keys = keys,
 	                                       .messages = messages,
-	                                       .from = from,
+
 	                                       .check = check,
 	                                       .start = start,
 	                                       .drain = drain,

@@ -206,13 +206,13 @@ static void got_worker_update(struct svc *s, struct peer *p, const struct msg_he
 }
 
 const struct svc_msg links_messages[] = {
-	{MSG_REQUEST_FIRST_TOKEN, got_first_token},
-	{MSG_REQUEST_PROMPT_LOGPROBS, got_prompt_logprobs},
-	{MSG_REQUEST_EMBEDDING, got_embedding},
-	{MSG_REQUEST_TOKENS, got_tokens},
-	{MSG_REQUEST_FAILED, got_failed},
-	{MSG_HEARTBEAT, got_heartbeat},
-	{MSG_KV_EVENTS, got_kv_events},
-	{MSG_WORKER_UPDATE, got_worker_update},
+	{MSG_REQUEST_FIRST_TOKEN, got_first_token, 0},
+	{MSG_REQUEST_PROMPT_LOGPROBS, got_prompt_logprobs, 0},
+	{MSG_REQUEST_EMBEDDING, got_embedding, 0},
+	{MSG_REQUEST_TOKENS, got_tokens, 0},
+	{MSG_REQUEST_FAILED, got_failed, 0},
+	{MSG_HEARTBEAT, got_heartbeat, 0},
+	{MSG_KV_EVENTS, got_kv_events, 0},
+	{MSG_WORKER_UPDATE, got_worker_update, 0},
 	{0},
 };

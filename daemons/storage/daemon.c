@@ -210,8 +210,9 @@ static void status(struct svc *s, struct buf *out)
 }
 
 static const struct svc_msg messages[] = {
-	{MSG_STORE_PUT, serve_put},     {MSG_STORE_GET, serve_get},  {MSG_STORE_LOOKUP, serve_lookup},
-	{MSG_STORE_FENCE, serve_fence}, {MSG_STORE_LIST, tell_list}, {0},
+	{MSG_STORE_PUT, serve_put, 0},       {MSG_STORE_GET, serve_get, 0},
+	{MSG_STORE_LOOKUP, serve_lookup, 0}, {MSG_STORE_FENCE, serve_fence, 0},
+	{MSG_STORE_LIST, tell_list, 0},      {0},
 };
 
 static const struct svc_ctl ctl[] = {

@@ -1,7 +1,7 @@
 /* role.c - see role.h.
  *
- * Invariant: between two rounds of the loop exactly one stage is started, or none if the next one
- * failed to start (the process then ends). Messages meant for the previous stage may still arrive;
+ * Invariant: between two rounds of the loop exactly one stage is started. If the next one cannot
+ * start, the process ends. Messages meant for the previous stage may still arrive;
  * they are answered so that no sender waits for ever. */
 #include "role.h"
 #include "stage.h"
@@ -62,11 +62,9 @@ static void change_stage(struct worker *w)
 	if (w->stage->start(w, &err) < 0) {
 		char why[448];
 		snprintf(why, sizeof why, "the %s stage cannot start: %s", w->stage->name, err.text);
-		w->stage = &no_stage;
-		w->sw.active = 0;
-		svc_give_up(w->svc, why);
-		return;
+		svc_leave(why); /* nothing runs that could be drained */
 	}
+	svc_handle(w->svc, w->stage->messages);
 	role_tell_peers(w);
 	done(w, was);
 }
@@ -162,61 +160,61 @@ int role_command(struct worker *w, char *const *args, size_t n, struct buf *out,
 
 /* --- messages ------------------------------------------------------------ */
 
-static void stray_reserve(struct worker *w, struct peer *p, const struct msg_head *h)
+void role_stray(struct svc *s, struct peer *p, const struct msg_head *h,
+                const ProtobufCMessage *body)
 {
+	log_req(LOG_INFO, h->attempt ? &h->req : NULL, "stray_message", "peer=%s body=%s role=%s",
+	        peer_name(p), body->descriptor->short_name, worker_role_name(worker_of(s)->role));
+}
+
+void role_stray_reserve(struct svc *s, struct peer *p, const struct msg_head *h,
+                        const ProtobufCMessage *body)
+{
+	struct worker *w = worker_of(s);
 	Pds__Deny m = PDS__DENY__INIT;
 	char text[96];
+	role_stray(s, p, h, body);
 	snprintf(text, sizeof text, "role is %s: no hand-over", worker_role_name(w->role));
 	m.fault = PDS__FAULT__FAULT_DRAINING;
 	m.text = text;
 	worker_send_awaited(w, p, MSG_KV_DENY, h, &m.base);
 }
 
-static void stray_open(struct worker *w, struct peer *p, const struct msg_head *h,
-                       const Pds__LeaseOpen *m)
+void role_stray_lease_open(struct svc *s, struct peer *p, const struct msg_head *h,
+                           const ProtobufCMessage *body)
 {
+	const Pds__LeaseOpen *m = (const Pds__LeaseOpen *)body;
 	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
+	role_stray(s, p, h, body);
 	a.lease = m->lease;
 	a.refused = 1;
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
-	svc_send(w->svc, p, MSG_LEASE_OPENED, h, &a.base);
+	svc_send(s, p, MSG_LEASE_OPENED, h, &a.base);
 }
 
-static void stray_ready(struct worker *w, struct peer *p, const struct msg_head *h,
-                        const Pds__KvReady *m)
+void role_stray_kv_ready(struct svc *s, struct peer *p, const struct msg_head *h,
+                         const ProtobufCMessage *body)
 {
+	const Pds__KvReady *m = (const Pds__KvReady *)body;
 	Pds__KvReadyAck a = PDS__KV_READY_ACK__INIT;
+	role_stray(s, p, h, body);
 	a.lease = m->lease;
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
-	if (m->lease->epoch == svc_epoch(w->svc))
-		svc_send(w->svc, p, MSG_KV_READY_ACK, h, &a.base);
+	if (m->lease->epoch == svc_epoch(s))
+		svc_send(s, p, MSG_KV_READY_ACK, h, &a.base);
 }
 
-static void stray_first(struct worker *w, struct peer *p, const struct msg_head *h,
-                        const Pds__FirstToken *m)
+void role_stray_first_token(struct svc *s, struct peer *p, const struct msg_head *h,
+                            const ProtobufCMessage *body)
 {
+	const Pds__FirstToken *m = (const Pds__FirstToken *)body;
 	Pds__FirstTokenAck a = PDS__FIRST_TOKEN_ACK__INIT;
+	role_stray(s, p, h, body);
 	a.lease_id = m->lease_id;
-	if (m->decode_epoch == svc_epoch(w->svc))
-		svc_send(w->svc, p, MSG_REQUEST_FIRST_TOKEN_ACK, h, &a.base);
-}
-
-void role_stray(struct worker *w, struct peer *p, const struct msg_head *h,
-                const ProtobufCMessage *body)
-{
-	const ProtobufCMessageDescriptor *d = body->descriptor;
-	log_req(LOG_INFO, h->attempt ? &h->req : NULL, "stray_message", "peer=%s body=%s role=%s",
-	        peer_name(p), d->short_name, worker_role_name(w->role));
-	if (d == &pds__reserve__descriptor)
-		stray_reserve(w, p, h);
-	else if (d == &pds__lease_open__descriptor)
-		stray_open(w, p, h, (const Pds__LeaseOpen *)body);
-	else if (d == &pds__kv_ready__descriptor)
-		stray_ready(w, p, h, (const Pds__KvReady *)body);
-	else if (d == &pds__first_token__descriptor)
-		stray_first(w, p, h, (const Pds__FirstToken *)body);
+	if (m->decode_epoch == svc_epoch(s))
+		svc_send(s, p, MSG_REQUEST_FIRST_TOKEN_ACK, h, &a.base);
 }
 
 /* --- life ---------------------------------------------------------------- */
@@ -241,69 +239,3 @@ void role_fini(struct worker *w)
 	if (w->sw.look)
 		event_free(w->sw.look);
 }
-
-/* --- a worker without a stage is about to end ---------------------------- */
-
-static void nothing(struct worker *w)
-{
-	(void)w;
-}
-
-static int always(struct worker *w)
-{
-	(void)w;
-	return 1;
-}
-
-static void no_abort(struct worker *w, const char *why)
-{
-	(void)w;
-	(void)why;
-}
-
-static void no_peer_up(struct worker *w, struct peer *p)
-{
-	(void)w;
-	(void)p;
-}
-
-static void no_peer_down(struct worker *w, struct peer *p, const char *why)
-{
-	(void)w;
-	(void)p;
-	(void)why;
-}
-
-static void no_heartbeat(struct worker *w, Pds__Heartbeat *hb)
-{
-	(void)w;
-	(void)hb;
-}
-
-static void no_requests(struct worker *w, struct buf *out)
-{
-	(void)w;
-	buf_adds(out, "[]");
-}
-
-static void no_status(struct worker *w, struct buf *out)
-{
-	(void)w;
-	(void)out;
-}
-
-static const struct stage_msg no_messages[] = {{NULL, NULL}};
-
-const struct stage_ops no_stage = {
-	.name = "none",
-	.messages = no_messages,
-	.drain = nothing,
-	.abort = no_abort,
-	.idle = always,
-	.stop = nothing,
-	.peer_up = no_peer_up,
-	.peer_down = no_peer_down,
-	.heartbeat = no_heartbeat,
-	.requests = no_requests,
-	.status = no_status,
-};

@@ -12,7 +12,7 @@
 
 #include "msg/chan.h"
 #include "msg/role.h"
-#include "util/buf.h"
+#include "svc/svc.h"
 
 struct worker;
 
@@ -38,9 +38,9 @@ void role_fini(struct worker *w);
 int role_command(struct worker *w, char *const *args, size_t n, struct buf *out, struct err *err);
 /* Appends JSON members, without a leading comma. */
 void role_json(const struct worker *w, struct buf *out);
-/* Handles a message that the present stage does not: if the sender waits for an answer, it gets the
- * one that a worker without the job or lease would give. */
-void role_stray(struct worker *w, struct peer *p, const struct msg_head *h,
-                const ProtobufCMessage *body);
+/* Handle messages that the present stage does not: a sender that waits for an answer gets the one
+ * that a worker without the job or lease would give. */
+svc_msg_fn role_stray, role_stray_reserve, role_stray_lease_open, role_stray_kv_ready,
+	role_stray_first_token;
 
 #endif

@@ -8,15 +8,9 @@
 
 #include "worker.h"
 
-struct stage_msg {
-	const ProtobufCMessageDescriptor *body;
-	void (*fn)(struct worker *w, struct peer *p, const struct msg_head *head,
-	           const ProtobufCMessage *body);
-};
-
 struct stage_ops {
 	const char *name;
-	const struct stage_msg *messages; /* ended by {0} */
+	const struct svc_msg *messages; /* for svc_handle */
 	int (*start)(struct worker *w, struct err *err);
 	/* refuse new requests (DRAINING); what runs continues to its end */
 	void (*drain)(struct worker *w);
@@ -47,6 +41,6 @@ struct stage_ops {
 	const char *(*reason)(struct worker *w, uint32_t block);
 };
 
-extern const struct stage_ops prefill_stage, decode_stage, no_stage;
+extern const struct stage_ops prefill_stage, decode_stage;
 
 #endif

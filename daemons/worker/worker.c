@@ -369,16 +369,10 @@ static void messager_gone(void *arg, uint64_t epoch)
 		w->stage->messager_gone(w, epoch);
 }
 
-static void store_ready_cb(evutil_socket_t fd, short what, void *arg)
+static void storage_done(void *worker, struct store_completion *c)
 {
-	(void)fd;
-	(void)what;
-	struct worker *w = arg;
-	struct store_completion *c = store_try(w->store);
-	if (!c)
-		return;
 	struct store_asker *a = c->user;
-	a->answered(w, a, c);
+	a->answered(worker, a, c);
 }
 
 static int attach_board(struct worker *w, struct err *err)
@@ -422,6 +416,7 @@ static int attach_storage(struct worker *w, const char *name, const struct hando
 	                       .fds = {w->region.control_fd, -1, w->region.data},
 	                       .batches_max = 256,
 	                       .on_ready = storage_ready,
+	                       .done = storage_done,
 	                       .arg = w};
 	w->store = store_new(w->svc, &o);
 	if (!w->store)
@@ -429,9 +424,6 @@ static int attach_storage(struct worker *w, const char *name, const struct hando
 	w->relay = relay_new(w->svc, &(struct relay_stats){WS_RELAYED, WS_RELAY_ASKED, WS_RELAY_CUT,
 	                                                   WS_RELAY_BAD});
 	w->writeout = writeout_new(w);
-	w->store_ev = event_new(svc_base(w->svc), store_fd(w->store), EV_READ | EV_PERSIST,
-	                        store_ready_cb, w);
-	event_add(w->store_ev, NULL);
 	return 0;
 }
 
@@ -468,6 +460,7 @@ static int start(struct svc *s, struct err *err)
 			return r;
 	if ((r = w->stage->start(w, err)) < 0)
 		return r;
+	svc_handle(s, w->stage->messages);
 	worker_relay_by_role(w);
 	struct kern_info device;
 	engine_device_info(w->engine, &device);
@@ -619,18 +612,6 @@ static const char *role_name(struct svc *s)
 	return worker_role_name(worker_of(s)->role);
 }
 
-static void to_stage(struct svc *s, struct peer *p, const struct msg_head *head,
-                     const ProtobufCMessage *body)
-{
-	struct worker *w = worker_of(s);
-	for (const struct stage_msg *m = w->stage->messages; m->body; m++)
-		if (m->body == body->descriptor) {
-			m->fn(w, p, head, body);
-			return;
-		}
-	role_stray(w, p, head, body);
-}
-
 static void on_peers(struct svc *s, struct peer *p, const struct msg_head *head,
                      const ProtobufCMessage *body)
 {
@@ -690,7 +671,6 @@ static void stop(struct svc *s)
 	tell_fini(w);
 	routers_destroy(&w->routers);
 	if (w->store) {
-		event_free(w->store_ev);
 		writeout_destroy(&w->writeout);
 		store_destroy(&w->store);
 	}
@@ -714,45 +694,27 @@ static void stop(struct svc *s)
 int worker_main(int argc, char **argv, const char *program, const char *default_name,
                 enum worker_role role)
 {
+	/* what the stage handles instead (stage_ops.messages) is here as it is without one */
 	static const struct svc_msg messages[] = {
-		{MSG_PEERS, on_peers},
-		{MSG_REQUEST_SUBMIT, to_stage},
-		{MSG_REQUEST_CANCEL, to_stage},
-		{MSG_REQUEST_FIRST_TOKEN, to_stage},
-		{MSG_REQUEST_FIRST_TOKEN_ACK, to_stage},
-		{MSG_KV_RESERVE, to_stage},
-		{MSG_KV_QUEUED, to_stage},
-		{MSG_KV_GRANT, to_stage},
-		{MSG_KV_DENY, to_stage},
-		{MSG_KV_RENEW, to_stage},
-		{MSG_LEASE_OPEN, to_stage},
-		{MSG_LEASE_REVOKED, to_stage},
-		{MSG_KV_READY, to_stage},
-		{MSG_KV_SENT, to_stage},
-		{MSG_TRANSFER_FAILED, to_stage},
-		{MSG_STORE_DONE, to_store},
-		{MSG_STORE_FOUND, to_store},
-		{MSG_STORE_FENCED, to_store},
-		{MSG_KV_EVENTS, on_kv_events},
-		{0, NULL},
-	};
-	/* the others come from workers that connected to us, or from both */
-	static const struct svc_from from[] = {
-		{MSG_PEERS, TAG_ROUTER},
-		{MSG_REQUEST_SUBMIT, TAG_ROUTER},
-		{MSG_REQUEST_FIRST_TOKEN_ACK, TAG_WORKER},
-		{MSG_KV_QUEUED, TAG_WORKER},
-		{MSG_KV_GRANT, TAG_WORKER},
-		{MSG_KV_DENY, TAG_WORKER},
-		{MSG_LEASE_OPEN, TAG_MESSAGER},
-		{MSG_LEASE_REVOKED, TAG_MESSAGER},
-		{MSG_KV_READY, TAG_MESSAGER},
-		{MSG_KV_SENT, TAG_MESSAGER},
-		{MSG_TRANSFER_FAILED, TAG_MESSAGER},
-		{MSG_STORE_DONE, TAG_STORAGE},
-		{MSG_STORE_FOUND, TAG_STORAGE},
-		{MSG_STORE_FENCED, TAG_STORAGE},
-		{MSG_KV_EVENTS, TAG_STORAGE},
+		{MSG_PEERS, on_peers, TAG_ROUTER},
+		{MSG_REQUEST_SUBMIT, role_stray, TAG_ROUTER},
+		{MSG_REQUEST_CANCEL, role_stray, 0},
+		{MSG_REQUEST_FIRST_TOKEN, role_stray_first_token, 0},
+		{MSG_REQUEST_FIRST_TOKEN_ACK, role_stray, TAG_WORKER},
+		{MSG_KV_RESERVE, role_stray_reserve, 0},
+		{MSG_KV_QUEUED, role_stray, TAG_WORKER},
+		{MSG_KV_GRANT, role_stray, TAG_WORKER},
+		{MSG_KV_DENY, role_stray, TAG_WORKER},
+		{MSG_KV_RENEW, role_stray, 0},
+		{MSG_LEASE_OPEN, role_stray_lease_open, TAG_MESSAGER},
+		{MSG_LEASE_REVOKED, role_stray, TAG_MESSAGER},
+		{MSG_KV_READY, role_stray_kv_ready, TAG_MESSAGER},
+		{MSG_KV_SENT, role_stray, TAG_MESSAGER},
+		{MSG_TRANSFER_FAILED, role_stray, TAG_MESSAGER},
+		{MSG_STORE_DONE, to_store, TAG_STORAGE},
+		{MSG_STORE_FOUND, to_store, TAG_STORAGE},
+		{MSG_STORE_FENCED, to_store, TAG_STORAGE},
+		{MSG_KV_EVENTS, on_kv_events, TAG_STORAGE},
 		{0},
 	};
 	default_role = role;
@@ -763,7 +725,6 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		.stats = worker_stats,
 		.n_stats = WS_COUNT,
 		.messages = messages,
-		.from = from,
 		.ctl = worker_ctl,
 		.advertises = 1,
 		.check = check,
