@@ -81,6 +81,17 @@ def test_fast_of_ranks(one_device, prefill, decode):
         assert same and all(abs(x - y) <= 0.3 for x, y in zip(a_scores[:same], b_scores[:same], strict=True)), (one_device["fast"], many)
 
 
+@pytest.mark.skipif(ON_GPU, reason="for the host's stand-in")
+@pytest.mark.parametrize("family, prefill, decode", [("gpt_oss", "2", "stages of 2"), ("deepseek_v3", "4", "2")])
+def test_whole_experts(family, prefill, decode):
+    """With whole experts on each rank: the bits of one device, the second time from what is in the pools."""
+    ask = {"kv_type": "bf16", "n": N, "ask": scored, "gpu": {}}
+    one = {**MODES["exact"], "max_batched_tokens": 48}
+    many = {**one, "expert_parallel": True}
+    assert (answers(family, "1p1d", rounds=2, prefill={**many, **SHAPES[prefill]}, decode={**many, **SHAPES[decode]}, **ask)
+            == answers(family, "1p1d", prefill=one, decode=one, **ask))
+
+
 @pytest.mark.parametrize("family, prefill, decode", [("deepseek_v3", 4, 2), ("deepseek_v3", 1, 2), ("llama", 2, 4)])
 def test_tensor_parallel_copies(family, prefill, decode):
     """One latent, or a KV head, on several devices: what is handed over is written to each, and read from one."""
