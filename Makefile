@@ -72,7 +72,7 @@ COPY_SRC := $(addprefix kernels/,copy.c divided.c host_copy.c host_memory.c load
 KSRC    := $(sort $(wildcard kernels/*.c kernels/cpu/*.c kernels/sim/*.c))
 PROTOS  := $(sort $(wildcard proto/*.proto))
 GEN     := $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.o)
-STAGES  := $(filter-out %/main.c,$(sort $(wildcard daemons/worker/*.c daemons/worker/*/*.c daemons/prefill/*.c daemons/decode/*.c daemons/decode/*/*.c)))
+STAGES  := $(filter-out %/main.c,$(sort $(wildcard daemons/worker/*.c daemons/worker/*/*.c daemons/prefill/*.c daemons/decode/*.c)))
 
 # program -> its own sources -> the archives it may link (only workers link the engine; messager and storage the copies of its pools)
 PROGRAMS := pdrouterd pdprefilld pddecoded pdrank pdmessagerd pdstoraged pdctl pdbench

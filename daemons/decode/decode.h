@@ -1,5 +1,5 @@
 /* decode.h - the decode stage on the loop: sequences and their leases. What the schedule thread
- * owns is in batch.h.
+ * owns is in daemons/worker/batch/batch.h.
  *
  * A sequence is one attempt of one request at this worker. Its states (sequence.c):
  *
@@ -19,8 +19,8 @@
 #ifndef DECODE_DECODE_H
 #define DECODE_DECODE_H
 
-#include "batch.h"
 #include "util/map.h"
+#include "daemons/worker/batch/batch.h"
 #include "daemons/worker/stage.h"
 
 enum sequence_state {
@@ -87,8 +87,8 @@ struct sequence {
 	char messager[48]; /* of that worker */
 	struct queue_place place;
 	struct sequence_lease lease;
-	struct sequence_run run;
-	struct sequence_shared shared;
+	struct run run;
+	struct run_shared shared;
 };
 
 struct tombstone { /* a cancel that came before its attempt, or an attempt that has ended */
@@ -169,6 +169,7 @@ struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const 
 struct sequence *sequence_find(struct decode *d, const struct msg_head *h);
 /* Acts on the event; q may be freed. Frees no other sequence. */
 void sequence_step(struct sequence *q, enum sequence_event event);
+void sequence_returned(struct svc *s, void *run); /* batcher.returned */
 /* Logs and counts it, then ON_CANCEL; nothing if it is given up already. */
 void sequence_cancel(struct sequence *q, const char *why);
 

@@ -385,7 +385,7 @@ void on_lease_revoked(struct svc *s, struct peer *p, const struct msg_head *h,
 enum join_verdict lease_join(struct sequence *q)
 {
 	struct worker *w = q->w;
-	struct sequence_run *r = &q->run;
+	struct run *r = &q->run;
 	struct sequence_lease *l = &q->lease;
 	uint32_t bt = w->info->kv.block_tokens, index = request_copy_index(&r->req);
 	uint64_t now = clock_us();

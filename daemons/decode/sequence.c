@@ -71,6 +71,7 @@ struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const 
 	q->w = w;
 	q->state = SEQUENCE_COMPILING;
 	q->run.shared = &q->shared;
+	q->run.slot = RUN_NO_SLOT;
 	q->run.born_us = clock_us();
 	d->n_sequences++;
 	d->count[q->state]++;
@@ -277,7 +278,7 @@ static enum sequence_state step_quarantine(struct sequence *q, enum sequence_eve
 
 static void log_done(const struct sequence *q)
 {
-	const struct sequence_run *r = &q->run;
+	const struct run *r = &q->run;
 	log_req(LOG_INFO, &r->req.id, "decode_done",
 	        "attempt=%u tokens=%u cached=%u decode_us=%llu preemptions=%u drafted=%u accepted=%u "
 	        "cancelled=%d",
@@ -376,7 +377,7 @@ void sequence_step(struct sequence *q, enum sequence_event event)
 
 void sequence_returned(struct svc *s, void *run)
 {
-	struct sequence *q = list_entry((struct sequence_run *)run, struct sequence, run);
+	struct sequence *q = list_entry((struct run *)run, struct sequence, run);
 	(void)s;
 	decode_of(q->w)->n_active--;
 	sequence_step(q, SEQUENCE_ON_RETURNED);

@@ -105,7 +105,7 @@ static void room(struct worker *w)
 	queue_room(d);
 }
 
-void restore_returned(struct svc *s, void *batcher)
+static void restore_ended(struct svc *s, void *batcher)
 {
 	struct decode *d = list_entry(batcher, struct decode, batcher);
 	(void)s;
@@ -153,6 +153,7 @@ static void read_config(struct decode *d, struct conf *c)
 		.lease_us = (uint64_t)conf_int(c, "lease_ms") * 1000u,
 	};
 	d->batcher.config = (struct batcher_config){
+		.drafts = 1,
 		.chunk_tokens = (uint32_t)conf_int(c, "prefill_chunk_tokens"),
 		.save_preempted = conf_bool(c, "save_preempted_kv"),
 		.keep_outputs = conf_bool(c, "output_caching"),
@@ -167,6 +168,8 @@ static int start(struct worker *w, struct err *err)
 {
 	struct decode *d = mem_zalloc(sizeof *d);
 	d->w = d->batcher.w = w;
+	d->batcher.returned = sequence_returned;
+	d->batcher.room = restore_ended;
 	w->state = d;
 	list_init(&d->sequences);
 	tombstones_init(d);

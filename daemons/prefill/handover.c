@@ -12,7 +12,7 @@ static void fill_timing(const struct job *j, Pds__Timing *t)
 	t->queue_us = j->prepare.begun_us - j->accepted_us;
 	t->prepare_us = j->prepare.spent_us;
 	t->reserve_us = j->reserve_us;
-	t->prefill_us = j->run.done_us - j->shared.begun_us;
+	t->prefill_us = j->run.done_us - j->run.begin_us;
 	t->cached_tokens = j->start_tokens;
 	t->stored_tokens = j->stored.read_tokens;
 	t->chunks = j->run.chunks;
@@ -25,17 +25,18 @@ static int send_first(struct job *j)
 	Pds__FirstToken f = PDS__FIRST_TOKEN__INIT;
 	Pds__Timing timing;
 	struct msg_head h;
-	request_copy_head(&j->req, &h);
+	request_copy_head(&j->run.req, &h);
 	fill_timing(j, &timing);
-	f.index = j->req.given_tokens - j->req.prompt_tokens;
-	f.token = drawn_token(&j->run.first, j->req.sampling.logprobs >= 0);
+	f.index = j->run.req.given_tokens - j->run.req.prompt_tokens;
+	f.token = drawn_token(&j->run.first, j->run.req.sampling.logprobs >= 0);
 	f.decode = (char *)job_decode_name(j);
 	f.decode_epoch = job_is_alone(j) ? 0 : j->reserve.asked->target->epoch;
 	f.lease_id = j->lease.id.id;
 	f.lease_generation = j->lease.id.generation;
 	f.finish = j->finish;
 	f.timing = &timing;
-	struct peer *d = job_decode(j), *r = worker_router(w, j->req.router, j->req.router_epoch);
+	struct peer *d = job_decode(j),
+				*r = worker_router(w, j->run.req.router, j->run.req.router_epoch);
 	int code = 0;
 	if (j->finish == PDS__FINISH__FINISH_NONE)
 		code = d ? svc_send(w->svc, d, MSG_REQUEST_FIRST_TOKEN, &h, &f.base) : ERR_CLOSED;
@@ -47,15 +48,15 @@ static int send_first(struct job *j)
 
 static void log_done(const struct job *j)
 {
-	log_req(LOG_INFO, &j->req.id, "prefill_done",
+	log_req(LOG_INFO, &j->run.req.id, "prefill_done",
 	        "attempt=%u tokens=%u cached=%u stored=%u chunks=%u shared_us=%llu queue_us=%llu "
 	        "prepare_us=%llu reserve_us=%llu schedule_us=%llu prefill_us=%llu decode=%s",
-	        j->req.attempt, j->req.given_tokens, j->start_tokens, j->stored.read_tokens,
+	        j->run.req.attempt, j->run.req.given_tokens, j->start_tokens, j->stored.read_tokens,
 	        j->run.chunks, (unsigned long long)j->share.waited_us,
 	        (unsigned long long)(j->prepare.begun_us - j->accepted_us),
 	        (unsigned long long)j->prepare.spent_us, (unsigned long long)j->reserve_us,
-	        (unsigned long long)(j->shared.begun_us - j->run.ready_us),
-	        (unsigned long long)(j->run.done_us - j->shared.begun_us),
+	        (unsigned long long)(j->run.begin_us - j->run.born_us),
+	        (unsigned long long)(j->run.done_us - j->run.begin_us),
 	        job_is_alone(j) ? "-" : job_decode_name(j));
 }
 
@@ -63,18 +64,18 @@ void handover_embedding(struct job *j)
 {
 	Pds__Timing timing;
 	fill_timing(j, &timing);
-	stat_observe_us(svc_stats(j->w->svc), WS_PREFILL_SECONDS, j->run.done_us - j->shared.begun_us);
+	stat_observe_us(svc_stats(j->w->svc), WS_PREFILL_SECONDS, j->run.done_us - j->run.begin_us);
 	log_done(j);
-	pooled_send(&j->req, j->w, j->run.hidden, &timing);
+	pooled_send(&j->run.req, j->w, j->run.hidden, &timing);
 }
 
 enum handover_first handover_first(struct job *j)
 {
 	struct stat_set *st = svc_stats(j->w->svc);
-	j->finish = request_copy_append(&j->req, j->run.first.id, j->w->info);
+	j->finish = request_copy_append(&j->run.req, j->run.first.id, j->w->info);
 	j->w->generated_tokens++;
 	stat_add(st, WS_GENERATED_TOKENS, 1);
-	stat_observe_us(st, WS_PREFILL_SECONDS, j->run.done_us - j->shared.begun_us);
+	stat_observe_us(st, WS_PREFILL_SECONDS, j->run.done_us - j->run.begin_us);
 	log_done(j);
 	if (send_first(j) < 0)
 		return FIRST_LOST;

@@ -20,15 +20,15 @@
 
 void job_release_blocks(struct job *j)
 {
-	if (!j->blocks.n)
+	if (!j->run.blocks.n)
 		return;
-	seq_blocks_release(&j->blocks, j->w);
+	seq_blocks_release(&j->run.blocks, j->w);
 	job_room_made(prefill_of(j->w));
 }
 
 void job_leave_ring(struct job *j)
 {
-	struct job_run *r = &j->run;
+	struct run *r = &j->run;
 	if (r->slot == RUN_NO_SLOT)
 		return;
 	ring_cancel(j->w->ring, r->slot, r->slot_gen);
@@ -50,8 +50,8 @@ void job_room_made(struct prefill *s)
 static void give_up(struct job *j, const char *why)
 {
 	j->shared.cancelled = 1;
-	log_req(LOG_INFO, &j->req.id, "job_dropped", "attempt=%u state=%s why=%s", j->req.attempt,
-	        job_state_name(j->state), log_quote(why));
+	log_req(LOG_INFO, &j->run.req.id, "job_dropped", "attempt=%u state=%s why=%s",
+	        j->run.req.attempt, job_state_name(j->state), log_quote(why));
 	stat_add(svc_stats(j->w->svc), WS_CANCELLED, 1);
 	reserve_cancel(j, why);
 	if (j->run.slot != RUN_NO_SLOT)
@@ -63,7 +63,7 @@ static void give_up_failed(struct job *j, struct worker_failure f)
 	if (f.fault == PDS__FAULT__FAULT_NO_ROOM ||
 	    (f.fault == PDS__FAULT__FAULT_OVERLOADED && !f.retry_after_us))
 		f.retry_after_us = j->reserve.room_after_us;
-	request_copy_fail(&j->req, j->w, &f);
+	request_copy_fail(&j->run.req, j->w, &f);
 	give_up(j, f.text);
 }
 
@@ -127,15 +127,15 @@ static enum job_state step_share(struct job *j, enum job_event e)
 	}
 	if (e != JE_ENTER || share_wait(j))
 		return JOB_SHARE;
-	if (!j->blocks.n)
+	if (!j->run.blocks.n)
 		return JOB_TAKE;
 	return JOB_RUN;
 }
 
 static void note_taken(struct job *j)
 {
-	j->start_tokens = j->blocks.published * j->w->info->kv.block_tokens;
-	j->shared.computed = j->start_tokens;
+	j->start_tokens = j->run.blocks.published * j->w->info->kv.block_tokens;
+	j->run.computed = j->start_tokens;
 }
 
 static void wait_for_room(struct job *j, int waits)
@@ -159,7 +159,7 @@ static enum job_state step_take(struct job *j, enum job_event e)
 			return JOB_TAKE;
 		}
 		j->releases = s->releases;
-		prepare_take(&s->prepare, &j->prepare, &j->req, s->retrying == j);
+		prepare_take(&s->prepare, &j->prepare, &j->run.req, s->retrying == j);
 		return JOB_TAKE;
 	case JE_BACK: break;
 	default: return JOB_TAKE;
@@ -168,7 +168,7 @@ static enum job_state step_take(struct job *j, enum job_event e)
 		give_up_failed(j, seq_failure_report(&j->prepare.failure, j->w));
 		return ENDS;
 	}
-	if (!j->blocks.n) {
+	if (!j->run.blocks.n) {
 		writeout_hurry(j->w->writeout);
 		wait_for_room(j, 1);
 		return JOB_TAKE;
@@ -194,17 +194,17 @@ static void fill_transfer(const struct job *j, struct ring_transfer *t)
 {
 	const struct job_lease *l = &j->lease;
 	uint32_t skip = l->cached_tokens / j->w->info->kv.block_tokens;
-	t->req = j->req.id;
-	t->attempt = j->req.attempt;
+	t->req = j->run.req.id;
+	t->attempt = j->run.req.attempt;
 	t->lease_id = l->id.id;
 	t->lease_epoch = l->id.epoch;
 	t->lease_generation = l->id.generation;
 	snprintf(t->decode, sizeof t->decode, "%s", job_decode_name(j));
-	t->deadline_us = j->req.deadline_us;
+	t->deadline_us = j->run.req.deadline_us;
 	t->first_token = l->cached_tokens;
-	t->tokens = j->req.n_tokens;
+	t->tokens = j->run.req.n_tokens;
 	t->blocks = l->n_dst;
-	memcpy(t->src, j->blocks.block + skip, l->n_dst * sizeof *t->src);
+	memcpy(t->src, j->run.blocks.block + skip, l->n_dst * sizeof *t->src);
 	memcpy(t->dst, l->dst, l->n_dst * sizeof *t->dst);
 }
 
@@ -212,9 +212,9 @@ static void fill_transfer(const struct job *j, struct ring_transfer *t)
 static int publish(struct job *j)
 {
 	struct worker *w = j->w;
-	struct job_run *r = &j->run;
+	struct run *r = &j->run;
 	struct ring_transfer *t = mem_zalloc(sizeof *t);
-	uint32_t slot, computed = j->shared.computed;
+	uint32_t slot, computed = j->run.computed;
 	fill_transfer(j, t);
 	int code = ring_publish(w->ring, t, &slot, &r->slot_gen);
 	free(t);
@@ -241,10 +241,10 @@ static void start_run(struct job *j)
 	stat_add(svc_stats(w->svc), WS_CACHED_TOKENS, found);
 	if (j->share.times && j->start_tokens > had)
 		stat_add(svc_stats(w->svc), WS_SHARED_TOKENS, j->start_tokens - had);
-	if (j->req.pooling)
+	if (j->run.req.pooling)
 		j->run.hidden = pooled_new(w->info);
-	j->run.ready_us = clock_us();
-	schedule_add(&prefill_of(w)->schedule, &j->run);
+	j->run.born_us = clock_us();
+	batcher_add(&prefill_of(w)->batcher, &j->run);
 }
 
 /* The schedule thread is done. 1: the first token was sent; 0: the job ends. */
@@ -257,7 +257,7 @@ static int run_over(struct job *j)
 	enum handover_first first = FIRST_ENDS_ANSWER;
 	if (j->run.failure.kind != FAILURE_NONE)
 		give_up_failed(j, seq_failure_report(&j->run.failure, j->w));
-	else if (j->req.pooling)
+	else if (j->run.req.pooling)
 		handover_embedding(j);
 	else
 		first = handover_first(j);
@@ -323,7 +323,7 @@ static enum job_state step_dropped(struct job *j, enum job_event e)
 static void job_end(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
-	struct attempt_key k = attempt_key(&j->req.id, j->req.attempt);
+	struct attempt_key k = attempt_key(&j->run.req.id, j->run.req.attempt);
 	wait_for_room(j, 0);
 	reserve_uncount(j);
 	read_leave(j);
@@ -335,11 +335,11 @@ static void job_end(struct job *j)
 	list_remove(&j->wait);
 	s->count[j->state]--;
 	reserve_fini(j);
-	seq_blocks_fini(&j->blocks);
+	seq_blocks_fini(&j->run.blocks);
 	free(j->lease.dst);
 	free(j->stored.tier);
 	free(j->run.hidden);
-	request_copy_fini(&j->req);
+	request_copy_fini(&j->run.req);
 	free(j);
 	stage_jobs(s, -1);
 }
@@ -375,7 +375,7 @@ static enum job_state drop(struct job *j)
 	if (j->state == JOB_LOOKUP)
 		store_cancel(j->w->store, j->stored.batch);
 	if (job_is_scheduled(j))
-		schedule_kick(&prefill_of(j->w)->schedule);
+		batcher_kick(&prefill_of(j->w)->batcher);
 	int has_it = (states[j->state].next >> JOB_DROPPED & 1) && !j->waits_room;
 	return has_it ? JOB_DROPPED : ENDS;
 }
@@ -387,8 +387,8 @@ enum job_state job_step(struct job *j, enum job_event e)
 		enum job_state was = j->state, next = e == JE_DROP ? drop(j) : states[was].step(j, e);
 		if (next == was)
 			return was;
-		log_req(LOG_DEBUG, &j->req.id, "job_state", "attempt=%u from=%s to=%s", j->req.attempt,
-		        states[was].name, next == ENDS ? "end" : states[next].name);
+		log_req(LOG_DEBUG, &j->run.req.id, "job_state", "attempt=%u from=%s to=%s",
+		        j->run.req.attempt, states[was].name, next == ENDS ? "end" : states[next].name);
 		if (was == JOB_RUN)
 			share_left(j); /* it computes no more */
 		if (next == ENDS) {
@@ -396,8 +396,8 @@ enum job_state job_step(struct job *j, enum job_event e)
 			return next;
 		}
 		if (!(states[was].next >> next & 1))
-			PANIC("job %s: state %s may not follow %s", log_reqid(&j->req.id), states[next].name,
-			      states[was].name);
+			PANIC("job %s: state %s may not follow %s", log_reqid(&j->run.req.id),
+			      states[next].name, states[was].name);
 		s->count[was]--;
 		s->count[next]++;
 		j->state = next;
@@ -408,19 +408,17 @@ enum job_state job_step(struct job *j, enum job_event e)
 
 void job_init(struct job *j, struct prefill *s)
 {
-	struct attempt_key k = attempt_key(&j->req.id, j->req.attempt);
+	struct attempt_key k = attempt_key(&j->run.req.id, j->run.req.attempt);
 	list_init(&j->wait);
 	j->shared.turn = s->next_seq;
-	j->prepare.req = &j->req;
-	j->prepare.blocks = &j->blocks;
+	j->prepare.req = &j->run.req;
+	j->prepare.blocks = &j->run.blocks;
 	j->prepare.cancelled = &j->shared.cancelled;
 	list_init(&j->run.node);
-	j->run.req = &j->req;
-	j->run.blocks = &j->blocks;
 	j->run.shared = &j->shared;
 	j->run.seq = s->next_seq++;
 	j->run.slot = RUN_NO_SLOT;
-	j->run.alone = job_is_alone(j);
+	j->run.first_only = 1;
 	map_put(s->by_key, k.b, j);
 	list_push_back(&s->jobs, &j->node);
 	s->count[JOB_PREPARE]++;

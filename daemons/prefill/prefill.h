@@ -37,10 +37,10 @@
 #define PREFILL_PREFILL_H
 
 #include "prepare.h"
-#include "schedule.h"
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/map.h"
+#include "daemons/worker/batch/batch.h"
 #include "daemons/worker/stage.h"
 
 #define ROOM_AT_UNKNOWN UINT64_MAX
@@ -173,14 +173,12 @@ struct job {
 	struct job_lease lease;
 	struct job_stored stored;
 	struct job_share share;
-	/* of whoever has the job. Constant while a thread has it: all of req but its constraint */
-	struct request_copy req;
-	struct seq_blocks blocks;
 	/* a prepare thread's */
 	struct job_prepare prepare;
-	/* the schedule thread's */
-	struct job_run run;
-	struct job_shared shared;
+	/* the batcher's from batcher_add on. run.req and run.blocks are before that whoever's has the
+	 * job. Constant while a thread has it: all of run.req but its constraint */
+	struct run run;
+	struct run_shared shared;
 };
 
 /* What the loop shall look at soon. */
@@ -218,7 +216,7 @@ struct prefill {
 	uint64_t releases;    /* how often slots or blocks were given back */
 	/* the threads' */
 	struct prepare prepare;
-	struct schedule schedule;
+	struct batcher batcher;
 };
 
 static inline struct prefill *prefill_of(struct worker *w)

@@ -37,7 +37,7 @@ int read_look_up(struct job *j)
 	if (!st || !n || j->w->rates.mode == RATES_NEVER || !store_ready(st))
 		return 0;
 	j->stored.asker.answered = looked_up;
-	return store_lookup(st, j->blocks.hash + here, n < STORE_ITEMS_MAX ? n : STORE_ITEMS_MAX, 1,
+	return store_lookup(st, j->run.blocks.hash + here, n < STORE_ITEMS_MAX ? n : STORE_ITEMS_MAX, 1,
 	                    clock_us() + prefill_of(j->w)->conf.lookup_us, &j->stored.asker,
 	                    &j->stored.batch) == 0;
 }
@@ -74,11 +74,11 @@ void read_over(struct job *j)
 {
 	struct prefill_read *r = j->stored.read;
 	uint32_t got = note_read(r);
-	log_req(got < r->n ? LOG_INFO : LOG_DEBUG, &j->req.id, "read",
-	        "attempt=%u asked=%u got=%u took_us=%llu", j->req.attempt, r->n, got,
+	log_req(got < r->n ? LOG_INFO : LOG_DEBUG, &j->run.req.id, "read",
+	        "attempt=%u asked=%u got=%u took_us=%llu", j->run.req.attempt, r->n, got,
 	        (unsigned long long)(clock_us() - r->begun_us));
 	for (uint32_t i = 0; i < got; i++)
-		seq_blocks_publish_read(&j->blocks, j->w, r->tier[i]);
+		seq_blocks_publish_read(&j->run.blocks, j->w, r->tier[i]);
 	j->stored.read = NULL;
 	j->stored.read_tokens = got * j->w->info->kv.block_tokens;
 	j->stored.leading = 0; /* storage is not asked again for blocks that it did not give */
@@ -145,8 +145,8 @@ static int ask_parts(struct job *j, struct prefill_read *r)
 		part->asker.answered = part_read;
 		part->n = r->n - at < READ_PART_BLOCKS ? r->n - at : READ_PART_BLOCKS;
 		for (uint32_t i = 0; i < part->n; i++) {
-			uint32_t b = r->first + at + i, block = j->blocks.block[b];
-			items[i] = (struct store_item){j->blocks.hash[b], block,
+			uint32_t b = r->first + at + i, block = j->run.blocks.block[b];
+			items[i] = (struct store_item){j->run.blocks.hash[b], block,
 			                               atomic_load(&j->w->region.generations[block])};
 		}
 		if (store_get(j->w->store, items, part->n, r->until_us, &part->asker, &part->batch) < 0)
@@ -170,15 +170,15 @@ static uint32_t worth(struct job *j, uint32_t first)
 	free(tiers);
 	if (some < n) {
 		stat_add(svc_stats(j->w->svc), WS_NOT_WORTH_READING, n - some);
-		log_req(LOG_DEBUG, &j->req.id, "recompute", "attempt=%u stored=%u read=%u", j->req.attempt,
-		        n, some);
+		log_req(LOG_DEBUG, &j->run.req.id, "recompute", "attempt=%u stored=%u read=%u",
+		        j->run.req.attempt, n, some);
 	}
 	return some;
 }
 
 int read_begin(struct job *j)
 {
-	uint32_t first = j->blocks.published, n;
+	uint32_t first = j->run.blocks.published, n;
 	if (j->stored.leading <= first || !j->w->store || !(n = worth(j, first)))
 		return 0;
 	struct prefill_read *r = read_new(j, first, n);
@@ -194,7 +194,7 @@ int read_begin(struct job *j)
 void read_leave(struct job *j)
 {
 	struct prefill_read *r = j->stored.read;
-	struct seq_blocks *b = &j->blocks;
+	struct seq_blocks *b = &j->run.blocks;
 	if (!r)
 		return;
 	uint32_t *read = b->block + r->first;
@@ -227,8 +227,8 @@ int read_is_late(struct job *j)
 	struct prefill_read *r = j->stored.read;
 	if (clock_us() < r->until_us + FENCE_US)
 		return 0;
-	log_req(LOG_WARN, &j->req.id, "read_abandoned", "attempt=%u blocks=%u after_us=%llu",
-	        j->req.attempt, r->n, (unsigned long long)(clock_us() - r->begun_us));
+	log_req(LOG_WARN, &j->run.req.id, "read_abandoned", "attempt=%u blocks=%u after_us=%llu",
+	        j->run.req.attempt, r->n, (unsigned long long)(clock_us() - r->begun_us));
 	stat_add(svc_stats(j->w->svc), WS_FETCHES_ABANDONED, 1);
 	note_read(r);
 	read_leave(j);

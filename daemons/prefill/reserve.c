@@ -84,7 +84,7 @@ static void park(struct job *j)
 		at = at->prev;
 	list_push_front(at, &j->wait); /* behind `at` */
 	stat_add(svc_stats(j->w->svc), WS_PARKED, 1);
-	log_req(LOG_DEBUG, &j->req.id, "parked", "attempt=%u candidates=%u", j->req.attempt,
+	log_req(LOG_DEBUG, &j->run.req.id, "parked", "attempt=%u candidates=%u", j->run.req.attempt,
 	        j->reserve.n);
 }
 
@@ -143,12 +143,12 @@ static int ask(struct job *j, struct candidate *c)
 	Pds__Request request;
 	Pds__Sampling sampling;
 	struct msg_head h;
-	request_copy_fill(&j->req, &request, &sampling);
+	request_copy_fill(&j->run.req, &request, &sampling);
 	m.request = &request;
-	m.router = j->req.router;
-	m.router_epoch = j->req.router_epoch;
+	m.router = j->run.req.router;
+	m.router_epoch = j->run.req.router_epoch;
 	m.messager = (char *)conf_str(svc_conf(j->w->svc), "messager");
-	request_copy_head(&j->req, &h);
+	request_copy_head(&j->run.req, &h);
 	/* taken before the send: the answer may be on its way when the call returns */
 	uint64_t now = clock_us();
 	if (svc_send(j->w->svc, t->peer, MSG_KV_RESERVE, &h, &m.base) < 0) {
@@ -238,7 +238,7 @@ void reserve_cancel(struct job *j, const char *why)
 	if (p) {
 		Pds__Cancel c = PDS__CANCEL__INIT;
 		struct msg_head h;
-		request_copy_head(&j->req, &h);
+		request_copy_head(&j->run.req, &h);
 		c.reason = (char *)why;
 		svc_send(j->w->svc, p, MSG_REQUEST_CANCEL, &h, &c.base);
 	}
@@ -280,7 +280,7 @@ void reserve_queued(struct job *j, const Pds__Queued *m)
 	/* a later reservation waits at least as long */
 	if (!again || j->reserve.room_at_us >= t->room_at_us)
 		note_room(t, j->reserve.room_at_us, now);
-	log_req(again ? LOG_DEBUG : LOG_INFO, &j->req.id, "reserve_queued",
+	log_req(again ? LOG_DEBUG : LOG_INFO, &j->run.req.id, "reserve_queued",
 	        "decode=%s position=%u estimate_us=%llu", t->name, m->position,
 	        (unsigned long long)m->estimate_us);
 }
@@ -307,12 +307,12 @@ void reserve_denied(struct job *j, const Pds__Deny *m)
 	j->reserve.asked = NULL;
 	reserve_uncount(j);
 	stat_add(svc_stats(j->w->svc), WS_DENIED, 1);
-	log_req(LOG_INFO, &j->req.id, "reserve_denied",
-	        "attempt=%u decode=%s fault=%d retry_after_us=%llu text=%s", j->req.attempt,
+	log_req(LOG_INFO, &j->run.req.id, "reserve_denied",
+	        "attempt=%u decode=%s fault=%d retry_after_us=%llu text=%s", j->run.req.attempt,
 	        c->target->name, m->fault, (unsigned long long)m->retry_after_us, log_quote(m->text));
 	if (wait && (!j->reserve.room_after_us || wait < j->reserve.room_after_us))
 		j->reserve.room_after_us = wait;
-	if (wait && wait < clock_left_us(j->req.deadline_us) && !is_routerless(c, m))
+	if (wait && wait < clock_left_us(j->run.req.deadline_us) && !is_routerless(c, m))
 		c->not_before_us = clock_us() + wait;
 	else
 		close_candidate(j, c, m->fault, m->text);
@@ -320,7 +320,7 @@ void reserve_denied(struct job *j, const Pds__Deny *m)
 
 static int grant_fits(const struct job *j, const Pds__Grant *g)
 {
-	uint32_t bt = j->w->info->kv.block_tokens, n = j->req.n_tokens;
+	uint32_t bt = j->w->info->kv.block_tokens, n = j->run.req.n_tokens;
 	return g->lease->epoch == j->reserve.asked->target->epoch && g->cached_tokens % bt == 0 &&
 	       g->cached_tokens < n &&
 	       g->n_blocks == worker_blocks_for(j->w, n) - g->cached_tokens / bt &&

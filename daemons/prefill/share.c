@@ -9,7 +9,7 @@
  * on at once. It waits SHARES_MAX times at most.
  *
  * All of it runs on the loop's thread. The schedule thread places the source as early as the
- * earliest job that waits for it (job_shared.turn), and reports `wanted` blocks as published. */
+ * earliest job that waits for it (run_shared.turn), and reports `wanted` blocks as published. */
 #include "prefill.h"
 
 #define SHARES_MAX 4u
@@ -21,10 +21,10 @@ static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
 	*ret_blocks = 0;
 	list_each(it, &s->jobs) { /* those that are alone have no slot */
 		struct job *a = list_entry(it, struct job, node);
-		if (!job_is_scheduled(a) || a->blocks.n_hashes <= have)
+		if (!job_is_scheduled(a) || a->run.blocks.n_hashes <= have)
 			continue;
-		uint32_t n = seq_blocks_common(&a->blocks, &j->blocks, j->prepare.may_match);
-		if (n > have && n > a->blocks.published && n > *ret_blocks) {
+		uint32_t n = seq_blocks_common(&a->run.blocks, &j->run.blocks, j->prepare.may_match);
+		if (n > have && n > a->run.blocks.published && n > *ret_blocks) {
 			best = a;
 			*ret_blocks = n;
 		}
@@ -41,7 +41,7 @@ static void want(struct job *a, const struct job *j)
 		a->shared.wanted = j->share.blocks;
 	if (j->shared.turn < a->shared.turn)
 		a->shared.turn = j->shared.turn;
-	if (a->blocks.published >= j->share.blocks)
+	if (a->run.blocks.published >= j->share.blocks)
 		stage_soon(prefill_of(j->w), SOON_SHARE);
 }
 
@@ -55,10 +55,10 @@ static void count_share(struct job *j, uint32_t have)
 int share_wait(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
-	uint32_t blocks, have = j->blocks.n ? j->blocks.published : j->prepare.probed;
+	uint32_t blocks, have = j->run.blocks.n ? j->run.blocks.published : j->prepare.probed;
 	if (!s->conf.share || j->share.times >= SHARES_MAX || j->prepare.may_match <= have)
 		return 0;
-	if (kv_pool_probe(j->w->pool, &j->blocks.hash[have], 1)) {
+	if (kv_pool_probe(j->w->pool, &j->run.blocks.hash[have], 1)) {
 		/* published between the match and now: its source may have nothing left to compute */
 		count_share(j, have);
 		return 0;
@@ -72,8 +72,8 @@ int share_wait(struct job *j)
 	j->share.since_us = clock_us();
 	list_push_back(&s->sharing, &j->wait);
 	stat_add(svc_stats(j->w->svc), WS_SHARES, 1);
-	log_req(LOG_INFO, &j->req.id, "share_wait", "attempt=%u with=%s blocks=%u have=%u",
-	        j->req.attempt, log_reqid(&a->req.id), blocks, have);
+	log_req(LOG_INFO, &j->run.req.id, "share_wait", "attempt=%u with=%s blocks=%u have=%u",
+	        j->run.req.attempt, log_reqid(&a->run.req.id), blocks, have);
 	want(a, j);
 	return 1;
 }
@@ -81,8 +81,8 @@ int share_wait(struct job *j)
 void share_over(struct job *j)
 {
 	j->share.waited_us += clock_us() - j->share.since_us;
-	log_req(LOG_INFO, &j->req.id, "share_end", "attempt=%u source=%s waited_us=%llu",
-	        j->req.attempt, j->share.with ? "published" : "ended",
+	log_req(LOG_INFO, &j->run.req.id, "share_end", "attempt=%u source=%s waited_us=%llu",
+	        j->run.req.attempt, j->share.with ? "published" : "ended",
 	        (unsigned long long)j->share.waited_us);
 	j->share.with = NULL;
 }
@@ -93,7 +93,7 @@ void share_wake(struct prefill *s)
 {
 	list_each_safe(it, nx, &s->sharing) {
 		struct job *j = list_entry(it, struct job, wait), *a = j->share.with;
-		if (a && a->blocks.published < j->share.blocks)
+		if (a && a->run.blocks.published < j->share.blocks)
 			want(a, j);
 		else
 			job_step(j, JE_PREFIX);

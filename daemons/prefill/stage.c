@@ -191,24 +191,24 @@ static const char *refusal(struct prefill *s, const struct job *j, int handed_ov
 {
 	static char text[160];
 	struct err err = {0};
-	uint32_t need = worker_blocks_for(s->w, j->req.n_tokens);
-	uint32_t most = pooled_jobs_max(&j->req, s->conf.max_jobs);
+	uint32_t need = worker_blocks_for(s->w, j->run.req.n_tokens);
+	uint32_t most = pooled_jobs_max(&j->run.req, s->conf.max_jobs);
 	*fault = PDS__FAULT__FAULT_DRAINING;
 	if (s->draining)
 		return "the prefill worker is draining";
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
 	if (s->n_jobs >= most) {
 		snprintf(text, sizeof text, "the prefill worker holds %u requests, its limit%s (max_jobs)",
-		         s->n_jobs, j->req.pooling ? " for embeddings" : "");
+		         s->n_jobs, j->run.req.pooling ? " for embeddings" : "");
 		return text;
 	}
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
 	if (need > s->w->region.blocks) {
 		snprintf(text, sizeof text, "%u tokens need %u KV blocks, the prefill worker has %u",
-		         j->req.n_tokens, need, s->w->region.blocks);
+		         j->run.req.n_tokens, need, s->w->region.blocks);
 		return text;
 	}
-	if (handed_over && worker_check_handover(s->w, j->req.n_tokens, &err) < 0) {
+	if (handed_over && worker_check_handover(s->w, j->run.req.n_tokens, &err) < 0) {
 		snprintf(text, sizeof text, "%.150s", err.text);
 		return text;
 	}
@@ -221,8 +221,8 @@ static void accept_job(struct prefill *s, struct job *j, const Pds__Submit *m)
 	j->accepted_us = clock_us();
 	job_init(j, s);
 	stat_add(svc_stats(j->w->svc), WS_REQUESTS, 1);
-	log_req(LOG_INFO, &j->req.id, "accepted", "attempt=%u tokens=%u candidates=%u", j->req.attempt,
-	        j->req.n_tokens, j->reserve.n);
+	log_req(LOG_INFO, &j->run.req.id, "accepted", "attempt=%u tokens=%u candidates=%u",
+	        j->run.req.attempt, j->run.req.n_tokens, j->reserve.n);
 	job_step(j, JE_ENTER);
 }
 
@@ -231,9 +231,9 @@ static int take_request(struct prefill *s, struct job *j, const struct msg_head 
                         const Pds__Submit *m, struct worker_failure *f, struct err *err)
 {
 	struct worker *w = s->w;
-	int code = request_copy_init(&j->req, h, m->request, w->info, err);
+	int code = request_copy_init(&j->run.req, h, m->request, w->info, err);
 	if (code == 0)
-		code = constraint_take(w->constraints, &j->req, m->request, err);
+		code = constraint_take(w->constraints, &j->run.req, m->request, err);
 	if (code == 0) {
 		f->text = refusal(s, j, m->n_candidates && !m->request->pooling, &f->fault);
 		f->retry = f->fault != PDS__FAULT__FAULT_TOO_LARGE;
@@ -275,12 +275,12 @@ static void on_submit(struct svc *svc, struct peer *p, const struct msg_head *h,
 	j->w = w;
 	if (take_request(s, j, h, m, &f, &err) < 0) {
 		worker_fail_by(w, h, peer_name(p), peer_epoch(p), &f);
-		request_copy_fini(&j->req);
+		request_copy_fini(&j->run.req);
 		free(j);
 		return;
 	}
-	snprintf(j->req.router, sizeof j->req.router, "%s", peer_name(p));
-	j->req.router_epoch = peer_epoch(p);
+	snprintf(j->run.req.router, sizeof j->run.req.router, "%s", peer_name(p));
+	j->run.req.router_epoch = peer_epoch(p);
 	accept_job(s, j, m);
 }
 
@@ -427,8 +427,8 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 		reserve_link(s, p, 0);
 	list_each_safe(it, nx, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
-		if (peer_tag(p) == TAG_ROUTER && strcmp(j->req.router, peer_name(p)) == 0 &&
-		    j->req.router_epoch == peer_epoch(p))
+		if (peer_tag(p) == TAG_ROUTER && strcmp(j->run.req.router, peer_name(p)) == 0 &&
+		    j->run.req.router_epoch == peer_epoch(p))
 			job_drop(j, "the router is gone");
 		else if (peer_tag(p) == TAG_WORKER && j->reserve.asked && !job_decode(j) &&
 		         strcmp(job_decode_name(j), peer_name(p)) == 0)
@@ -449,7 +449,7 @@ static void check_waits(struct job *j, uint64_t now)
 		.fault = PDS__FAULT__FAULT_PEER_LOST,
 		.retry = 1,
 		.text = "the prefill worker's messager is gone or silent"};
-	if (now >= j->req.deadline_us)
+	if (now >= j->run.req.deadline_us)
 		job_fail(j, &late);
 	else if (!job_is_alone(j) && !j->sent && !tell_has_messager(&j->w->tell))
 		job_fail(j, &no_messager);
@@ -528,14 +528,18 @@ static void configure(struct prefill *s)
 		.read_us = (uint64_t)conf_int(c, "storage_read_wait_ms") * 1000u,
 		.share = conf_bool(c, "share_running_prefix"),
 	};
-	s->prepare.w = s->schedule.w = s->w;
+	s->prepare.w = s->batcher.w = s->w;
 	s->prepare.back = job_prepare_back;
 	s->prepare.evict_wait_us = (uint64_t)conf_int(c, "offload_wait_ms") * 1000u;
 	s->prepare.offload = strcmp(conf_str(c, "kv_eviction"), "offload") == 0;
-	s->schedule.back = job_run_back;
-	s->schedule.published = share_published;
-	s->schedule.order = strcmp(conf_str(c, "prefill_order"), "srpt") == 0 ? ORDER_SRPT : ORDER_FIFO;
-	s->schedule.ageing_us = (uint64_t)conf_int(c, "prefill_ageing_ms") * 1000u;
+	s->batcher.returned = job_run_back;
+	s->batcher.published = share_published;
+	s->batcher.config = (struct batcher_config){
+		.order = strcmp(conf_str(c, "prefill_order"), "srpt") == 0 ? ORDER_SRPT : ORDER_FIFO,
+		.ageing_us = (uint64_t)conf_int(c, "prefill_ageing_ms") * 1000u,
+		.hands_over = 1,
+		.chunk_tokens = s->w->max_batched_tokens,
+	};
 }
 
 static int start(struct worker *w, struct err *err)
@@ -556,7 +560,7 @@ static int start(struct worker *w, struct err *err)
 	s->by_slot = mem_array(ring_slots(w->ring), sizeof *s->by_slot);
 	configure(s);
 	int r = prepare_start(&s->prepare, s->conf.max_jobs, err);
-	return r < 0 ? r : schedule_start(&s->schedule, err);
+	return r < 0 ? r : batcher_start(&s->batcher, err);
 }
 
 static void fail_draining(struct job *j, const char *why)
@@ -573,7 +577,7 @@ static void drain(struct worker *w)
 	s->draining = 1;
 	list_each_safe(it, nx, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
-		if (!job_is_leased(j) || (job_is_alone(j) && !j->shared.begun_us))
+		if (!job_is_leased(j) || (job_is_alone(j) && !j->run.begin_us))
 			fail_draining(j, "the prefill worker is draining");
 	}
 }
@@ -604,7 +608,7 @@ static void stop(struct worker *w)
 	list_each_safe(it, nx, &s->jobs)
 		fail_draining(list_entry(it, struct job, node), "the prefill worker ends");
 	prepare_stop(&s->prepare);
-	schedule_stop(&s->schedule);
+	batcher_stop(&s->batcher);
 	/* jobs that a thread or a look-up had */
 	list_each_safe(it, nx, &s->jobs)
 		job_step(list_entry(it, struct job, node), JE_BACK);
@@ -624,7 +628,7 @@ static void count_jobs(const struct prefill *s, uint32_t *running, uint32_t *wai
 	*running = 0;
 	list_each(it, &s->jobs) {
 		const struct job *j = list_entry(it, struct job, node);
-		*running += job_is_scheduled(j) && j->shared.begun_us;
+		*running += job_is_scheduled(j) && j->run.begin_us;
 	}
 	*waiting = s->n_jobs - *running - s->count[JOB_HANDOVER];
 }
@@ -651,9 +655,9 @@ static void requests(struct worker *w, struct buf *out)
 		buf_printf(out,
 		           "%s{\"request\":\"%s\",\"attempt\":%u,\"state\":\"%s\",\"age_ms\":%llu,"
 		           "\"tokens\":%u,\"computed\":%u,\"blocks\":%u,\"decode\":\"%s\"}",
-		           first ? "" : ",", log_reqid(&j->req.id), j->req.attempt,
+		           first ? "" : ",", log_reqid(&j->run.req.id), j->run.req.attempt,
 		           job_state_name(j->state), (unsigned long long)(now - j->accepted_us) / 1000,
-		           j->req.given_tokens, j->shared.computed, has_blocks(j) ? j->blocks.n : 0,
+		           j->run.req.given_tokens, j->run.computed, has_blocks(j) ? j->run.blocks.n : 0,
 		           job_decode_name(j));
 		first = 0;
 	}

@@ -1,6 +1,6 @@
 /* test_decode_spec.c - speculative decoding: what rows cost, who gets them, and pddecoded with
  * drafts: the answers, the blocks and the counts are those without. */
-#include "daemons/decode/draft/spec.h"
+#include "daemons/worker/draft/spec.h"
 #include "decode_world.h"
 
 #include <math.h>

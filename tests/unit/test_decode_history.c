@@ -2,13 +2,13 @@
  * steps in flight are made from: it begins with the latest tokens, and begins again before it would
  * overflow. The device is played: what it is given makes it remember the sequence's latest tokens,
  * never more than it has room for. */
-#include "daemons/decode/draft/spec.c" /* plans a draft without the costs of rows */
+#include "daemons/worker/draft/spec.c" /* plans a draft without the costs of rows */
 
 enum { RUNS = 3, DRAFTED_MAX = 4, TOKENS = 600, HISTORY_MAX = 1000 };
 
 /* A sequence, of which the host knows the first n_tokens. */
 struct played {
-	struct sequence_run r;
+	struct run r;
 	uint32_t tokens[TOKENS + 8];
 	uint32_t right; /* of the drafts in flight */
 	/* the device's history of it; n 0: it has none */
@@ -86,7 +86,7 @@ static void device_continues(struct played *p, const struct engine_span *s)
  * ended. */
 static void step(struct played *p, uint32_t rows, int *may_begin)
 {
-	struct sequence_run *r = &p->r;
+	struct run *r = &p->r;
 	r->ahead = 0;
 	if (rows && r->draws_in_flight)
 		plan_on_device(&b, r, rows, may_begin);

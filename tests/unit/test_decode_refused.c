@@ -7,11 +7,11 @@ static int played_start(struct engine *e, struct engine_span *spans, uint32_t n,
 static int played_finish(struct engine *e, struct err *err);
 #define engine_start played_start
 #define engine_finish played_finish
-#include "daemons/decode/batch.c"
+#include "daemons/worker/batch/batch.c"
 #undef engine_start
 #undef engine_finish
 
-#include "daemons/decode/draft/spec.c"
+#include "daemons/worker/draft/spec.c"
 #include "svc/svc_int.h"
 
 #include <check.h>
@@ -24,8 +24,8 @@ static struct worker w;
 static struct batcher b;
 static struct drafts drafts;
 static struct svc svc; /* its posts and its counters only */
-static struct sequence_run run[RUNS];
-static struct sequence_shared shared[RUNS];
+static struct run run[RUNS];
+static struct run_shared shared[RUNS];
 static uint32_t refuse_above, steps, refused, landed;
 static struct kern_drawn drawn[2][RUNS];
 
@@ -55,6 +55,12 @@ static int played_finish(struct engine *e, struct err *err)
 	return 0;
 }
 
+static void on_returned(struct svc *s, void *r)
+{
+	(void)s;
+	(void)r;
+}
+
 static void set_up(void)
 {
 	static uint32_t tokens[RUNS][TOKENS + 8], block[RUNS];
@@ -77,6 +83,7 @@ static void set_up(void)
 	ck_assert_int_eq(kv_pool_take(w.pool, RUNS, KV_HELD, &owner, block), 0);
 	svc.name = (char *)"decode-1";
 	b.w = &w;
+	b.returned = on_returned;
 	b.own.drafts = &drafts;
 	list_init(&b.own.running);
 	list_init(&b.own.waiting);
@@ -86,9 +93,9 @@ static void set_up(void)
 		s->runs = mem_array(RUNS, sizeof *s->runs);
 	}
 	for (uint32_t i = 0; i < RUNS; i++) {
-		struct sequence_run *r = &run[i];
+		struct run *r = &run[i];
 		tokens[i][0] = 10 + i;
-		*r = (struct sequence_run){.shared = &shared[i], .born_us = 1 + i};
+		*r = (struct run){.shared = &shared[i], .slot = RUN_NO_SLOT, .born_us = 1 + i};
 		r->req = (struct request_copy){.tokens = tokens[i],
 		                               .n_tokens = 1,
 		                               .prompt_tokens = 1,
@@ -104,7 +111,7 @@ static void set_up(void)
 	refuse_above = RUNS;
 }
 
-static int was_posted(void (*fn)(struct svc *, void *), const struct sequence_run *r)
+static int was_posted(void (*fn)(struct svc *, void *), const struct run *r)
 {
 	for (size_t i = 0; i < svc.posts.n; i++)
 		if (svc.posts.items[i].fn == fn && svc.posts.items[i].arg == r)
@@ -140,7 +147,7 @@ TEST(one_that_is_refused_fails_alone)
 	for (uint32_t i = 0; i < RUNS; i++) {
 		ck_assert_int_eq(run[i].failure.kind, i == 1 ? FAILURE_REFUSED : FAILURE_NONE);
 		ck_assert_uint_eq(run[i].req.n_tokens, i == 1 ? 1 : 2);
-		ck_assert_int_eq(was_posted(sequence_returned, &run[i]), i == 1);
+		ck_assert_int_eq(was_posted(on_returned, &run[i]), i == 1);
 	}
 	struct worker_failure f = seq_failure_report(&run[1].failure, &w);
 	ck_assert_ptr_null(f.blame);
@@ -164,7 +171,7 @@ TEST(refused_while_another_is_in_flight)
 		ck_assert_int_eq(run[i].failure.kind, FAILURE_NONE);
 		ck_assert_uint_eq(run[i].req.n_tokens, i == 2 ? 2 : 3);
 		ck_assert_uint_eq(run[i].req.tokens[1], 110 + i);
-		ck_assert_int_eq(was_posted(sequence_returned, &run[i]), i == 2);
+		ck_assert_int_eq(was_posted(on_returned, &run[i]), i == 2);
 	}
 	ck_assert_uint_eq(run[0].req.tokens[2], 210);
 }

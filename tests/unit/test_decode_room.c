@@ -1,7 +1,7 @@
 /* test_decode_room.c - blocks for the rows of a step, on a pool of its own: a draft has as many
  * rows as there is room for, and loses them with its blocks; phases of a run, their lists and
  * counts. */
-#include "daemons/decode/batch.h"
+#include "daemons/worker/batch/batch.h"
 
 #include <signal.h>
 #include <string.h>
@@ -13,8 +13,8 @@ static _Atomic uint64_t generations[BLOCKS];
 static struct engine_info info;
 static struct worker w;
 static struct batcher b;
-static struct sequence_run q[2];
-static struct sequence_shared shared[2];
+static struct run q[2];
+static struct run_shared shared[2];
 static uint32_t tokens[256], others[BLOCKS];
 
 static void begin(void)
@@ -46,7 +46,7 @@ static void end(void)
 /* A sequence that has so many tokens, blocks for them, and a draft. */
 static void runs(uint32_t i, uint32_t n_tokens, uint32_t ahead)
 {
-	struct sequence_run *r = &q[i];
+	struct run *r = &q[i];
 	r->shared = &shared[i];
 	r->req = (struct request_copy){.id = {1, i}, .tokens = tokens, .n_tokens = n_tokens};
 	r->ahead = ahead;

@@ -1,6 +1,6 @@
 /* test_ngram.c - the index of a sequence's own tokens against a search that looks everywhere;
  * its window, its memory, its time; copies that run into themselves. */
-#include "daemons/decode/draft/ngram.h"
+#include "daemons/worker/draft/ngram.h"
 #include "util/clock.h"
 #include "util/mem.h"
 

@@ -13,7 +13,7 @@
  * what rows cost (cost.c). A draft only gets rows that the step has to spare: it never makes a
  * prompt's chunk smaller, preempts nobody, and takes no block that a preempted one waits for. */
 #include "spec.h"
-#include "daemons/decode/batch.h"
+#include "daemons/worker/batch/batch.h"
 #include "daemons/worker/seq/constraint.h"
 #include "ngram.h"
 #include "util/least.h"
@@ -41,7 +41,7 @@ struct drafts {
 	struct spec_cost cost;
 	_Atomic uint32_t shown_us[SHOWN]; /* of `cost`, for other threads; 0: nothing was measured */
 	struct spec_want *want;           /* (max_sequences) of this step */
-	struct sequence_run **wanting;    /* (max_sequences) the runs that they are of */
+	struct run **wanting;             /* (max_sequences) the runs that they are of */
 	uint32_t *unused, n_unused;       /* (info.histories) the device's histories, from 1 */
 };
 
@@ -54,11 +54,12 @@ static int find_ngram(struct sequence_drafts *sd, const struct request_copy *req
 
 /* --- life ---------------------------------------------------------------- */
 
-struct drafts *drafts_new(struct worker *w)
+struct drafts *drafts_new(const struct batcher *b)
 {
+	struct worker *w = b->w;
 	struct conf *c = svc_conf(w->svc);
 	struct drafts *s = mem_zalloc(sizeof *s);
-	s->is_on = strcmp(conf_str(c, "speculative"), "off") != 0;
+	s->is_on = b->config.drafts && strcmp(conf_str(c, "speculative"), "off") != 0;
 	s->tokens_max = (uint32_t)conf_int(c, "spec_tokens_max");
 	s->ngram_min = (uint32_t)conf_int(c, "spec_ngram_min");
 	s->want = mem_array(w->max_sequences, sizeof *s->want);
@@ -86,7 +87,7 @@ void drafts_destroy(struct drafts **sp)
 	*sp = NULL;
 }
 
-void drafts_give_history(struct batcher *b, struct sequence_run *r)
+void drafts_give_history(struct batcher *b, struct run *r)
 {
 	struct drafts *s = b->own.drafts;
 	if (!r->drafts || !r->drafts->history)
@@ -95,7 +96,7 @@ void drafts_give_history(struct batcher *b, struct sequence_run *r)
 	r->drafts->history = r->drafts->history_tokens = 0;
 }
 
-void drafts_forget(struct batcher *b, struct sequence_run *r)
+void drafts_forget(struct batcher *b, struct run *r)
 {
 	if (!r->drafts)
 		return;
@@ -116,7 +117,7 @@ static struct sequence_drafts *sequence_drafts_new(const struct drafts *s)
 /* --- planning ------------------------------------------------------------ */
 
 /* How many tokens its answer may get after the one of this step. */
-static uint32_t tokens_beyond(const struct sequence_run *r)
+static uint32_t tokens_beyond(const struct run *r)
 {
 	const struct request_copy *req = &r->req;
 	uint32_t answer = req->max_tokens - request_copy_index(req),
@@ -126,8 +127,7 @@ static uint32_t tokens_beyond(const struct sequence_run *r)
 }
 
 /* 1: a draft is expected to help r; *ret says how many rows it could use. */
-static int wants(struct drafts *s, const struct batcher *b, struct sequence_run *r,
-                 struct spec_want *ret)
+static int wants(struct drafts *s, const struct batcher *b, struct run *r, struct spec_want *ret)
 {
 	if (!r->first_us)
 		return 0; /* it computes its prompt's last token, which may be scored */
@@ -148,7 +148,7 @@ static int wants(struct drafts *s, const struct batcher *b, struct sequence_run 
 }
 
 /* The device's history of r goes on with what is in flight. */
-static int history_goes_on(const struct batcher *b, const struct sequence_run *r)
+static int history_goes_on(const struct batcher *b, const struct run *r)
 {
 	uint32_t tokens = r->drafts->history_tokens;
 	return tokens &&
@@ -156,7 +156,7 @@ static int history_goes_on(const struct batcher *b, const struct sequence_run *r
 }
 
 /* Leaves the draft to the device, with a history that goes on or, with `may_begin`, begins now. */
-static void plan_on_device(struct batcher *b, struct sequence_run *r, uint32_t rows, int *may_begin)
+static void plan_on_device(struct batcher *b, struct run *r, uint32_t rows, int *may_begin)
 {
 	if (r->req.edit) { /* its draws need the tokens */
 		b->own.must_land = 1;
@@ -169,7 +169,7 @@ static void plan_on_device(struct batcher *b, struct sequence_run *r, uint32_t r
 }
 
 /* Writes the draft behind the tokens, where the next ones will be. */
-static void write_draft(struct batcher *b, struct sequence_run *r, uint32_t rows)
+static void write_draft(struct batcher *b, struct run *r, uint32_t rows)
 {
 	struct request_copy *req = &r->req;
 	if (req->n_tokens + rows > req->room_tokens) {
@@ -188,7 +188,7 @@ void drafts_plan(struct batcher *b)
 	if (!s->is_on)
 		return;
 	list_each(it, &b->own.running) {
-		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		struct run *r = list_entry(it, struct run, node);
 		uint32_t left = run_tokens_left_then(r);
 		r->ahead = 0;
 		if (run_phase(r) != RUN_RUNNING || r->over || run_ends_in_flight(r) ||
@@ -211,7 +211,7 @@ void drafts_plan(struct batcher *b)
 			write_draft(b, s->wanting[i], s->want[i].rows);
 }
 
-void drafts_ask(struct batcher *b, struct sequence_run *r, struct engine_span *sp)
+void drafts_ask(struct batcher *b, struct run *r, struct engine_span *sp)
 {
 	struct sequence_drafts *sd = r->drafts;
 	uint32_t most = b->w->info->history_tokens, more = r->draws_in_flight + r->drafts_in_flight;
@@ -246,12 +246,12 @@ void drafts_step_took(struct batcher *b, uint32_t rows, uint64_t us)
 		s->shown_us[i] = (uint32_t)spec_cost_of(&s->cost, 1u << i);
 }
 
-void drafts_recall(struct sequence_run *r)
+void drafts_recall(struct run *r)
 {
 	find_ngram(r->drafts, &r->req);
 }
 
-void drafts_learn(struct batcher *b, struct sequence_run *r, uint32_t drafted, uint32_t right)
+void drafts_learn(struct batcher *b, struct run *r, uint32_t drafted, uint32_t right)
 {
 	struct sequence_drafts *sd = r->drafts;
 	struct stat_set *stats = svc_stats(b->w->svc);

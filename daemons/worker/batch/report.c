@@ -30,7 +30,7 @@ struct token_report *report_new(struct worker *w)
 	return t;
 }
 
-void report_timing(const struct sequence_run *r, Pds__Timing *t)
+void report_timing(const struct run *r, Pds__Timing *t)
 {
 	pds__timing__init(t);
 	t->queue_us = r->queue_us;
@@ -42,8 +42,7 @@ void report_timing(const struct sequence_run *r, Pds__Timing *t)
 	t->preemptions = r->preemptions;
 }
 
-static struct report_entry *add_entry(struct token_report *t, const struct sequence_run *r,
-                                      uint32_t index)
+static struct report_entry *add_entry(struct token_report *t, const struct run *r, uint32_t index)
 {
 	if (t->n == t->capacity) {
 		t->capacity = t->capacity ? t->capacity * 2 : 8;
@@ -62,7 +61,7 @@ static struct report_entry *add_entry(struct token_report *t, const struct seque
 	return e;
 }
 
-void report_token(struct token_report *t, const struct sequence_run *r, uint32_t index,
+void report_token(struct token_report *t, const struct run *r, uint32_t index,
                   const struct kern_drawn *drawn, Pds__Finish finish)
 {
 	const struct request_copy *req = &r->req;

@@ -15,19 +15,19 @@
 #include <math.h>
 #include <stdlib.h>
 
-static struct sequence_run *run_of(struct list *node)
+static struct run *run_of(struct list *node)
 {
-	return list_entry(node, struct sequence_run, node);
+	return list_entry(node, struct run, node);
 }
 
-void preempt_drop_blocks(struct batcher *b, struct sequence_run *r)
+void preempt_drop_blocks(struct batcher *b, struct run *r)
 {
 	if (r->restore)
 		restore_leave(b, r);
 	seq_blocks_release(&r->blocks, b->w);
 }
 
-void preempt_wait_again(struct batcher *b, struct sequence_run *r)
+void preempt_wait_again(struct batcher *b, struct run *r)
 {
 	preempt_drop_blocks(b, r);
 	drafts_give_history(b, r);
@@ -56,13 +56,13 @@ static int has_room(void *arg, uint32_t missing)
 
 /* Leading blocks of r that need not be computed if they are found. The last token always is, and
  * all of the prompt while its log-probabilities are owed. */
-static uint32_t run_may_match(const struct sequence_run *r, const struct worker *w)
+static uint32_t run_may_match(const struct run *r, const struct worker *w)
 {
 	int all = score_is_owed(&r->req, r->scored) || r->req.pooling == PDS__POOLING__POOLING_MEAN;
 	return all ? 0 : (r->req.n_tokens - 1) / w->info->kv.block_tokens;
 }
 
-int run_take_blocks(struct batcher *b, struct sequence_run *r, enum kv_state state, uint64_t growth)
+int run_take_blocks(struct batcher *b, struct run *r, enum kv_state state, uint64_t growth)
 {
 	struct worker *w = b->w;
 	struct pool_room room = {w->pool, growth, 0};
@@ -74,7 +74,7 @@ int run_take_blocks(struct batcher *b, struct sequence_run *r, enum kv_state sta
 
 /* One that was preempted leaves free what the running ones are expected to grow by: else it would
  * soon be preempted again. */
-static uint64_t growth_to_leave(const struct batcher *b, const struct sequence_run *r)
+static uint64_t growth_to_leave(const struct batcher *b, const struct run *r)
 {
 	uint64_t blocks = 0;
 	if (run_phase(r) != RUN_WAITING)
@@ -86,14 +86,14 @@ static uint64_t growth_to_leave(const struct batcher *b, const struct sequence_r
 /* Does a running one compute blocks now that r would compute once more, as when one request has
  * several answers? Then r waits for them. It holds nothing meanwhile and running ones wait for
  * nobody: it ends when the blocks are published, or when that run loses its place. */
-static int comes_soon(struct batcher *b, const struct sequence_run *r)
+static int comes_soon(struct batcher *b, const struct run *r)
 {
 	uint32_t may = run_may_match(r, b->w);
 	uint32_t have = may ? kv_pool_probe(b->w->pool, r->blocks.hash, may) : 0;
 	if (have == may)
 		return 0;
 	list_each(it, &b->own.running) {
-		struct sequence_run *other = run_of(it);
+		struct run *other = run_of(it);
 		if (run_tokens_left(other) <= 1)
 			continue; /* it decodes */
 		seq_blocks_hash(&other->blocks, b->w, &other->req, other->req.n_tokens);
@@ -104,7 +104,7 @@ static int comes_soon(struct batcher *b, const struct sequence_run *r)
 	return 0;
 }
 
-static int take_blocks(struct batcher *b, struct sequence_run *r)
+static int take_blocks(struct batcher *b, struct run *r)
 {
 	if (!run_take_blocks(b, r, KV_HELD, growth_to_leave(b, r)))
 		return 0;
@@ -116,7 +116,7 @@ static int take_blocks(struct batcher *b, struct sequence_run *r)
 	return 1;
 }
 
-static void admit(struct batcher *b, struct sequence_run *r)
+static void admit(struct batcher *b, struct run *r)
 {
 	struct worker *w = b->w;
 	int late = r->late;
@@ -138,7 +138,7 @@ static void admit(struct batcher *b, struct sequence_run *r)
 void preempt_admit(struct batcher *b)
 {
 	list_each_safe(it, nx, &b->own.waiting) {
-		struct sequence_run *r = run_of(it);
+		struct run *r = run_of(it);
 		if (b->own.lacking || b->own.n_running >= b->w->max_sequences)
 			return; /* running ones go first */
 		if (r->over)
@@ -154,7 +154,7 @@ void preempt_admit(struct batcher *b)
 
 /* --- growing ------------------------------------------------------------- */
 
-static void preempt(struct batcher *b, struct sequence_run *r)
+static void preempt(struct batcher *b, struct run *r)
 {
 	log_req(LOG_INFO, &r->req.id, "preempted", "attempt=%u tokens=%u blocks=%u", r->req.attempt,
 	        r->req.n_tokens, r->blocks.n);
@@ -179,7 +179,7 @@ static int are_pinned(struct kv_pool *pool)
 
 /* One more block, at the cost of the youngest. 0: not now; r itself was the youngest and is
  * preempted, or it sits this step out. */
-static int grow_one(struct batcher *b, struct sequence_run *r)
+static int grow_one(struct batcher *b, struct run *r)
 {
 	while (!seq_blocks_add(&r->blocks, b->w, &r->req)) {
 		enum writeout_wait writes = are_pinned(b->w->pool)
@@ -193,7 +193,7 @@ static int grow_one(struct batcher *b, struct sequence_run *r)
 		}
 		if ((b->own.must_land = b->own.in_flight != NULL))
 			return 0;
-		struct sequence_run *youngest = run_of(b->own.running.prev);
+		struct run *youngest = run_of(b->own.running.prev);
 		preempt(b, youngest);
 		if (youngest == r)
 			return 0;
@@ -204,7 +204,7 @@ static int grow_one(struct batcher *b, struct sequence_run *r)
 static void grow_all(struct batcher *b)
 {
 	for (struct list *it = b->own.running.next; it != &b->own.running;) {
-		struct sequence_run *r = run_of(it);
+		struct run *r = run_of(it);
 		uint32_t need = worker_blocks_for(b->w, run_tokens_then(r));
 		while (!r->over && !run_ends_in_flight(r) && r->blocks.n < need)
 			if (!grow_one(b, r))
@@ -214,7 +214,7 @@ static void grow_all(struct batcher *b)
 }
 
 /* Rows for the draft, as far as there is room for them. */
-static void grow_ahead(struct batcher *b, struct sequence_run *r)
+static void grow_ahead(struct batcher *b, struct run *r)
 {
 	uint32_t tokens = run_tokens_then(r), want = worker_blocks_for(b->w, tokens + r->ahead);
 	while (!b->own.lacking && r->blocks.n < want && seq_blocks_add(&r->blocks, b->w, &r->req))
@@ -240,7 +240,7 @@ void preempt_grow(struct batcher *b)
 	if (b->w->preemptions != before)
 		raise_ratio(b);
 	list_each(it, &b->own.running) {
-		struct sequence_run *r = run_of(it);
+		struct run *r = run_of(it);
 		if (r->ahead && preempt_is_ready(b, r))
 			grow_ahead(b, r);
 		else
@@ -248,7 +248,7 @@ void preempt_grow(struct batcher *b)
 	}
 }
 
-int preempt_is_ready(const struct batcher *b, const struct sequence_run *r)
+int preempt_is_ready(const struct batcher *b, const struct run *r)
 {
 	return run_phase(r) == RUN_RUNNING && !r->over &&
 	       r->blocks.n >= worker_blocks_for(b->w, run_tokens_then(r));
@@ -260,7 +260,8 @@ int preempt_is_ready(const struct batcher *b, const struct sequence_run *r)
 
 uint64_t preempt_wake_us(const struct batcher *b)
 {
-	uint64_t writes = writeout_next_us(b->w->writeout, b->config.wait_us),
+	int lacks = !list_empty(&b->own.waiting) || b->own.lacking;
+	uint64_t writes = lacks ? writeout_next_us(b->w->writeout, b->config.wait_us) : 0,
 			 restores = restore_wake_us(b);
 	uint64_t next = writes && (!restores || writes < restores) ? writes : restores;
 	int looks = !list_empty(&b->own.waiting) || (b->own.lacking && !next);

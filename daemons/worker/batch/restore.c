@@ -34,7 +34,7 @@ struct restore {
 	struct list node;           /* of batcher_own.restores */
 	struct list answer;         /* of batcher_locked.answers */
 	struct store_completion *c; /* with it */
-	struct sequence_run *r;     /* NULL: abandoned */
+	struct run *r;              /* NULL: abandoned */
 	struct reqid id;
 	enum restore_stage stage; /* TURN: waits until storage reads for no other run */
 	uint64_t batch, begun_us, until_us;
@@ -51,7 +51,7 @@ static void count(struct batcher *b, enum worker_stat i, uint64_t n)
 }
 
 /* How one that was preempted got its contents back. */
-static void count_outcome(struct batcher *b, const struct sequence_run *r, enum worker_stat i)
+static void count_outcome(struct batcher *b, const struct run *r, enum worker_stat i)
 {
 	count(b, i, r->back_us != 0);
 }
@@ -80,7 +80,7 @@ static void drop(struct restore *x)
 /* The run goes on with what has arrived; it computes the rest. */
 static void finish(struct batcher *b, struct restore *x)
 {
-	struct sequence_run *r = x->r;
+	struct run *r = x->r;
 	count_outcome(b, r, x->got ? WS_RESTORES_READ : WS_RESTORES_COMPUTED);
 	log_req(LOG_INFO, &r->req.id, "restored",
 	        "attempt=%u tokens=%u read_blocks=%u computed=%u took_us=%llu", r->req.attempt,
@@ -99,7 +99,7 @@ static int may_ask(const struct batcher *b)
 	       clock_us() >= b->own.no_storage_until_us;
 }
 
-void restore_begin(struct batcher *b, struct sequence_run *r, uint32_t end, int may_read)
+void restore_begin(struct batcher *b, struct run *r, uint32_t end, int may_read)
 {
 	uint32_t have = r->blocks.published, n = end > have ? end - have : 0;
 	if (!n || !may_read || !may_ask(b)) {
@@ -130,7 +130,7 @@ static uint32_t most_needed(const struct batcher *b, const struct list *l, uint3
 {
 	uint64_t needed = 0;
 	list_each(it, l) {
-		const struct request_copy *req = &list_entry(it, struct sequence_run, node)->req;
+		const struct request_copy *req = &list_entry(it, struct run, node)->req;
 		uint64_t tokens = least((uint64_t)req->prompt_tokens + req->max_tokens, req->limit_tokens);
 		uint64_t now = worker_blocks_for(b->w, req->n_tokens);
 		needed = most(needed, least(worker_blocks_for(b->w, (uint32_t)tokens), now + reach));
@@ -159,7 +159,7 @@ static uint32_t piece_blocks(const struct batcher *b)
 
 static int read_piece(struct batcher *b, struct restore *x)
 {
-	struct sequence_run *r = x->r;
+	struct run *r = x->r;
 	struct worker *w = b->w;
 	uint32_t left = x->end - r->blocks.published;
 	x->first = r->blocks.published;
@@ -221,7 +221,7 @@ int restore_fences(struct batcher *b, uint32_t block)
 /* The blocks that storage may write stay with the restore; those after them are empty yet. */
 static void keep_target(struct batcher *b, struct restore *x)
 {
-	struct sequence_run *r = x->r;
+	struct run *r = x->r;
 	x->blocks = mem_array(x->n, sizeof *x->blocks);
 	memcpy(x->blocks, r->blocks.block + x->first, x->n * sizeof *x->blocks);
 	kv_pool_release(b->w->pool, r->blocks.block + x->first + x->n, r->blocks.n - x->first - x->n);
@@ -235,7 +235,7 @@ static void keep_target(struct batcher *b, struct restore *x)
 	        (unsigned long long)(clock_us() - x->begun_us));
 }
 
-void restore_leave(struct batcher *b, struct sequence_run *r)
+void restore_leave(struct batcher *b, struct run *r)
 {
 	struct restore *x = r->restore;
 	if (x->stage == RESTORE_READ)
@@ -293,7 +293,7 @@ static void looked_up(struct batcher *b, struct restore *x)
 
 static void arrived(struct batcher *b, struct restore *x)
 {
-	struct sequence_run *r = x->r;
+	struct run *r = x->r;
 	uint32_t got = (uint32_t)least(x->c->leading, x->n), bt = b->w->info->kv.block_tokens;
 	for (uint32_t i = 0; i < got; i++)
 		seq_blocks_publish_read(&r->blocks, b->w, x->c->result[i].tier);
@@ -323,7 +323,7 @@ static void ended(struct batcher *b, struct restore *x)
 		log_req(LOG_INFO, &x->id, "restore_fenced", "blocks=%u", x->n);
 	}
 	drop(x);
-	svc_post(b->w->svc, restore_returned, b);
+	svc_post(b->w->svc, b->room, b);
 }
 
 static void deal(struct batcher *b, struct restore *x)
@@ -344,7 +344,7 @@ static void give_up_late(struct batcher *b)
 	struct restore *x = b->own.reading;
 	if (!x || clock_us() < x->until_us)
 		return;
-	struct sequence_run *r = x->r;
+	struct run *r = x->r;
 	log_req(LOG_WARN, &x->id, "restore_late", "attempt=%u blocks=%u limit_us=%llu", r->req.attempt,
 	        x->n, (unsigned long long)b->config.restore_wait_us);
 	rates_note_read(&b->w->rates, x->expected, 0, b->config.restore_wait_us);

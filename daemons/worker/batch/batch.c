@@ -1,4 +1,4 @@
-/* batch.c - continuous batching: the decode stage's schedule thread.
+/* batch.c - continuous batching: the schedule thread of both stages.
  *
  * Each step takes one row of every run that decodes and, beside them, chunks of those whose prompt
  * (after a preemption: all tokens so far) is still to be computed. A run needs only
@@ -44,10 +44,10 @@ const char *run_phase_name(enum run_phase p)
 	return phases[p].name;
 }
 
-static void insert_by_age(struct list *head, struct sequence_run *r)
+static void insert_by_age(struct list *head, struct run *r)
 {
 	struct list *at = head->prev;
-	while (at != head && list_entry(at, struct sequence_run, node)->born_us > r->born_us)
+	while (at != head && list_entry(at, struct run, node)->born_us > r->born_us)
 		at = at->prev;
 	list_push_front(at, &r->node); /* after `at` */
 }
@@ -58,7 +58,7 @@ static int has_blocks(enum run_phase p)
 	return p == RUN_RUNNING || p == RUN_RESTORING;
 }
 
-void run_enter(struct batcher *b, struct sequence_run *r, enum run_phase next)
+void run_enter(struct batcher *b, struct run *r, enum run_phase next)
 {
 	enum run_phase was = run_phase(r);
 	int ran = has_blocks(was), runs = has_blocks(next);
@@ -77,7 +77,7 @@ void run_enter(struct batcher *b, struct sequence_run *r, enum run_phase next)
 /* Output caching: what a sequence has computed, prompt and answer, goes to storage when it ends, so
  * that the next turn of the conversation finds both there. Blocks are only marked here; the
  * worker's write-out sends those that storage lacks, and they stay matchable meanwhile. */
-static void keep_output(struct batcher *b, struct sequence_run *r)
+static void keep_output(struct batcher *b, struct run *r)
 {
 	if (!b->config.keep_outputs || r->failure.kind != FAILURE_NONE || b->shared.stop ||
 	    r->req.pooling)
@@ -87,10 +87,11 @@ static void keep_output(struct batcher *b, struct sequence_run *r)
 	stat_add(svc_stats(b->w->svc), WS_KEPT, n);
 }
 
-static void give_back(struct batcher *b, struct sequence_run *r)
+static void give_back(struct batcher *b, struct run *r)
 {
 	keep_output(b, r);
-	preempt_drop_blocks(b, r);
+	if (!r->first_only)
+		preempt_drop_blocks(b, r);
 	drafts_forget(b, r);
 	/* not only at the next count: the loop looks for room as soon as it hears of the end */
 	b->shared.growth_blocks -= r->growth;
@@ -99,7 +100,7 @@ static void give_back(struct batcher *b, struct sequence_run *r)
 	b->own.n_running -= (uint32_t)has_blocks(run_phase(r));
 	b->shared.preempted -= run_phase(r) == RUN_PREEMPTED;
 	r->done_us = clock_us();
-	svc_post(b->w->svc, sequence_returned, r);
+	svc_post(b->w->svc, b->returned, r);
 }
 
 /* --- collecting ---------------------------------------------------------- */
@@ -112,12 +113,17 @@ uint64_t batcher_growth(const struct batcher *b, const struct request_copy *req,
 	return (uint64_t)ceil((double)left * ratio / b->w->info->kv.block_tokens);
 }
 
-static uint64_t growth_of(const struct batcher *b, const struct list *l)
+static uint64_t growth_of(const struct batcher *b, const struct run *r)
+{
+	return r->first_only ? 0 : batcher_growth(b, &r->req, b->locked.ratio);
+}
+
+static uint64_t growth_of_all(const struct batcher *b, const struct list *l)
 {
 	uint64_t blocks = 0;
 	list_each(it, l) {
-		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		blocks += r->growth = batcher_growth(b, &r->req, b->locked.ratio);
+		struct run *r = list_entry(it, struct run, node);
+		blocks += r->growth = growth_of(b, r);
 	}
 	return blocks;
 }
@@ -150,17 +156,17 @@ static void sleep_for_work(struct batcher *b)
 }
 
 /* Gives the run back now, or when nothing else has it any more. */
-static void end_run(struct batcher *b, struct sequence_run *r)
+static void end_run(struct batcher *b, struct run *r)
 {
 	r->over = 1;
 	if (!r->step && constraint_stop(&r->req))
 		give_back(b, r);
 }
 
-static void sweep(struct batcher *b, struct list *l)
+void batch_sweep(struct batcher *b, struct list *l)
 {
 	list_each_safe(it, nx, l) {
-		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		struct run *r = list_entry(it, struct run, node);
 		if (r->shared->cancelled || r->over || b->shared.stop)
 			end_run(b, r);
 	}
@@ -169,8 +175,9 @@ static void sweep(struct batcher *b, struct list *l)
 /* With the lock held. Also before the thread sleeps: runs that were returned ask for no room. */
 static void count_growth(struct batcher *b)
 {
-	b->shared.growth_blocks = growth_of(b, &b->own.running) + growth_of(b, &b->own.waiting) +
-	                          growth_of(b, &b->locked.inbox);
+	b->shared.growth_blocks = growth_of_all(b, &b->own.running) +
+	                          growth_of_all(b, &b->own.waiting) +
+	                          growth_of_all(b, &b->locked.inbox);
 }
 
 /* Returns 0 when the thread is to end. */
@@ -181,7 +188,7 @@ static int collect(struct batcher *b)
 	count_growth(b);
 	sleep_for_work(b);
 	list_each_safe(it, nx, &l->inbox) {
-		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		struct run *r = list_entry(it, struct run, node);
 		list_remove(&r->node);
 		insert_by_age(&b->own.waiting, r);
 		if (r->blocks.n)
@@ -193,8 +200,8 @@ static int collect(struct batcher *b)
 	int go = !b->shared.stop;
 	pthread_mutex_unlock(&l->lock);
 	restore_progress(b);
-	sweep(b, &b->own.running);
-	sweep(b, &b->own.waiting);
+	batch_sweep(b, &b->own.running);
+	batch_sweep(b, &b->own.waiting);
 	return go;
 }
 
@@ -203,7 +210,7 @@ static int collect(struct batcher *b)
 /* Finds the tokens that the constraint allows after the last token and after each of its draft,
  * which is cut where that is unknown. A run that fails here goes through the step like the others,
  * and is given back after it. Returns 0: its next token cannot be drawn yet. */
-static int prepare(struct batcher *b, struct sequence_run *r)
+static int prepare(struct batcher *b, struct run *r)
 {
 	struct err err = {0};
 	int ahead = constraint_prepare(&r->req, b->w->info, r->ahead, &b->own.mask_steps, &err);
@@ -215,7 +222,7 @@ static int prepare(struct batcher *b, struct sequence_run *r)
 }
 
 /* What to draw or score from the row that computes token `row`, counted with the draft. */
-static struct engine_draw row_draw(const struct sequence_run *r, uint32_t row)
+static struct engine_draw row_draw(const struct run *r, uint32_t row)
 {
 	uint32_t last = r->req.n_tokens - 1;
 	if (r->draws_in_flight)
@@ -229,14 +236,14 @@ static struct engine_draw row_draw(const struct sequence_run *r, uint32_t row)
 
 /* Its next step depends on what this one brings. With `edit` the draws after a draft depend on how
  * many of it are right. */
-static int needs_tokens(const struct sequence_run *r, const struct engine_span *sp)
+static int needs_tokens(const struct run *r, const struct engine_span *sp)
 {
 	return r->req.constraint || r->req.needs_latest || r->req.pooling ||
 	       (r->req.edit && sp->drafts) || score_is_owed(&r->req, r->scored);
 }
 
-static void ask_draws(const struct sequence_run *r, struct engine_span *sp,
-                      struct engine_draw *draws, uint32_t *n_draws)
+static void ask_draws(const struct run *r, struct engine_span *sp, struct engine_draw *draws,
+                      uint32_t *n_draws)
 {
 	uint32_t left = run_tokens_left_then(r);
 	sp->logits = score_is_owed(&r->req, r->scored) || sp->n > left ? ENGINE_LOGITS_ALL
@@ -248,9 +255,10 @@ static void ask_draws(const struct sequence_run *r, struct engine_span *sp,
 		draws[(*n_draws)++] = row_draw(r, sp->position + sp->n - rows + i);
 }
 
-static void add_span(struct batcher *b, struct batch_step *s, struct sequence_run *r,
-                     uint32_t n_rows, uint32_t *draws)
+static void add_span(struct batcher *b, struct batch_step *s, struct run *r, uint32_t n_rows,
+                     uint32_t *draws)
 {
+	struct worker *w = b->w;
 	uint32_t left = run_tokens_left_then(r);
 	struct engine_span *sp = &s->spans[s->n];
 	*sp = (struct engine_span){
@@ -262,7 +270,16 @@ static void add_span(struct batcher *b, struct batch_step *s, struct sequence_ru
 		.blocks = r->blocks.block,
 	};
 	drafts_ask(b, r, sp);
-	r->chunks += left > 1;
+	r->chunks += left > 1 || r->first_only;
+	if (!r->begin_us)
+		r->begin_us = clock_us();
+	if (r->slot != RUN_NO_SLOT) { /* for the messager, which sends what is computed */
+		sp->progress = ring_progress_word(w->ring, r->slot, 0);
+		sp->progress_stride = w->info->layers > 1
+		                          ? (size_t)(ring_progress_word(w->ring, r->slot, 1) - sp->progress)
+		                          : 1;
+		sp->progress_value = ring_progress_value(r->slot_gen, sp->position + sp->n);
+	}
 	if (r->req.pooling)
 		pooled_ask(&r->req, r->hidden, sp);
 	else
@@ -276,19 +293,37 @@ static void add_span(struct batcher *b, struct batch_step *s, struct sequence_ru
 	s->runs[s->n++] = r;
 }
 
-/* Chooses the spans of the next step. */
-static void fill(struct batcher *b, struct batch_step *s)
+/* Spans that give hidden states go to the end: they take a pass of their own. */
+static void hidden_last(struct batch_step *s)
+{
+	for (uint32_t i = 0, at = 0; i < s->n; i++) {
+		struct engine_span sp = s->spans[i];
+		struct run *r = s->runs[i];
+		if (sp.hidden)
+			continue;
+		s->spans[i] = s->spans[at];
+		s->runs[i] = s->runs[at];
+		s->spans[at] = sp;
+		s->runs[at++] = r;
+	}
+	for (uint32_t i = 0; i < s->n; i++)
+		s->runs[i]->span_in_flight = i;
+}
+
+void batch_fill(struct batcher *b, struct batch_step *s)
 {
 	struct worker *w = b->w;
-	uint32_t rows = 0, logits = 0, draws = 0;
+	uint32_t rows = 0, logits = 0, draws = 0, plain = 0;
 	s->n = 0;
 	s->alone = !w->info->overlap;
 	b->own.unmasked = 0;
 	list_each(it, &b->own.running) {
-		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		struct run *r = list_entry(it, struct run, node);
 		b->own.unmasked += r->over; /* given back when its mask is ready */
-		if (run_tokens_left_then(r) == 1 && s->n < w->max_sequences && preempt_is_ready(b, r) &&
-		    !run_ends_in_flight(r) && prepare(b, r)) {
+		plain += !r->req.pooling && !score_is_owed(&r->req, r->scored) &&
+		         run_tokens_left_then(r) > 1;
+		if (run_tokens_left_then(r) == 1 && s->n < w->max_sequences && logits < w->max_logits &&
+		    preempt_is_ready(b, r) && !run_ends_in_flight(r) && prepare(b, r)) {
 			/* the row of its last token, and rows of the draft, for which there is room */
 			uint32_t take = 1 + r->ahead;
 			add_span(b, s, r, take, &draws);
@@ -299,39 +334,52 @@ static void fill(struct batcher *b, struct batch_step *s)
 	uint32_t free_rows = rows < w->max_batched_tokens ? w->max_batched_tokens - rows : 0;
 	uint32_t budget = (uint32_t)least(rows ? b->config.chunk_tokens : w->max_batched_tokens,
 	                                  free_rows);
+	/* a prompt whose tokens all need a row of logits leaves some to those that need one row each */
+	uint32_t kept = (uint32_t)least(plain, w->max_logits / 2);
 	list_each(it, &b->own.running) {
-		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		struct run *r = list_entry(it, struct run, node);
 		uint32_t left = run_tokens_left_then(r), take = (uint32_t)least(left, budget);
-		int all = score_is_owed(&r->req, r->scored);
+		int all = score_is_owed(&r->req, r->scored), draws_last = take == left && !r->req.pooling;
+		if (!budget || s->n == w->max_sequences)
+			break;
 		if (r->step == s || left <= 1 || !preempt_is_ready(b, r))
 			continue;
 		if (all)
-			take = (uint32_t)least(take, w->max_logits - logits);
-		if (!take || s->n == w->max_sequences || logits == w->max_logits)
-			break;
-		if (take == left && !r->req.pooling && !prepare(b, r))
+			take = (uint32_t)least(take, logits + kept < w->max_logits
+			                                 ? w->max_logits - logits - kept
+			                                 : 0);
+		else if (draws_last && logits == w->max_logits)
+			take--;
+		if (take == left && draws_last && !prepare(b, r))
 			take--; /* the row that draws waits for its mask */
+		if (!take)
+			continue;
 		budget -= take;
-		logits += all ? take : 1;
+		logits += all ? take : take == left && draws_last;
 		add_span(b, s, r, take, &draws);
 	}
+	hidden_last(s);
 }
 
-static void publish_full(struct batcher *b, struct sequence_run *r)
+void batch_publish(struct batcher *b, struct run *r)
 {
 	uint32_t full = r->computed / b->w->info->kv.block_tokens;
-	if (r->blocks.published >= full)
-		return;
-	seq_blocks_hash(&r->blocks, b->w, &r->req, r->req.n_tokens);
-	seq_blocks_publish(&r->blocks, b->w, full);
+	if (r->blocks.published < full) {
+		seq_blocks_hash(&r->blocks, b->w, &r->req, r->req.n_tokens);
+		seq_blocks_publish(&r->blocks, b->w, full);
+	}
+	uint32_t wanted = r->shared->wanted;
+	if (wanted && r->blocks.published >= wanted) {
+		r->shared->wanted = 0;
+		svc_post(b->w->svc, b->published, r);
+	}
 }
 
 /* Takes what was drawn after the last token, and after each token of its draft as long as the draft
  * has the token that was drawn. Returns how the answer ended, if it did; the run may have
  * failed. */
-static Pds__Finish take_drawn(struct batcher *b, struct sequence_run *r,
-                              const struct kern_drawn *drawn, uint32_t drafted,
-                              struct token_report *report)
+static Pds__Finish take_drawn(struct batcher *b, struct run *r, const struct kern_drawn *drawn,
+                              uint32_t drafted, struct token_report *report)
 {
 	struct worker *w = b->w;
 	struct request_copy *req = &r->req;
@@ -361,7 +409,7 @@ static Pds__Finish take_drawn(struct batcher *b, struct sequence_run *r,
 	}
 }
 
-static void note_caught_up(struct batcher *b, struct sequence_run *r)
+static void note_caught_up(struct batcher *b, struct run *r)
 {
 	if (r->back_us)
 		stat_observe_us(svc_stats(b->w->svc), WS_RESTORE_SECONDS, clock_us() - r->back_us);
@@ -369,7 +417,7 @@ static void note_caught_up(struct batcher *b, struct sequence_run *r)
 }
 
 /* Of a run that makes an embedding. Returns 1 if it has ended. */
-static int after_pooled(struct batcher *b, struct sequence_run *r, const struct engine_span *sp)
+static int after_pooled(struct batcher *b, struct run *r, const struct engine_span *sp)
 {
 	struct err err = {0};
 	r->computed += sp->n;
@@ -378,12 +426,12 @@ static int after_pooled(struct batcher *b, struct sequence_run *r, const struct 
 	else if (r->computed == r->req.n_tokens)
 		r->first_us = clock_us();
 	if (!r->failure.not_finite)
-		publish_full(b, r);
+		batch_publish(b, r);
 	return r->first_us || r->failure.kind != FAILURE_NONE;
 }
 
 /* Returns 1 if the run has ended: it is to be given back. */
-static int after_step(struct batcher *b, struct sequence_run *r, const struct engine_span *sp,
+static int after_step(struct batcher *b, struct run *r, const struct engine_span *sp,
                       struct token_report *report)
 {
 	uint32_t drafted = sp->drafts, own = sp->n - drafted;
@@ -393,14 +441,20 @@ static int after_step(struct batcher *b, struct sequence_run *r, const struct en
 	if (sp->logits == ENGINE_LOGITS_ALL && !drafted &&
 	    score_span(b->w, &r->req, sp, &r->scored, &err) < 0)
 		seq_failure_draw(&r->failure, &err);
-	if (r->computed == r->req.n_tokens && r->failure.kind == FAILURE_NONE) {
-		uint32_t last = sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0;
+	int complete = r->computed == r->req.n_tokens && r->failure.kind == FAILURE_NONE;
+	const struct kern_drawn *drawn = sp->drawn + (sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0);
+	if (complete && r->first_only) {
+		r->first = *drawn;
+		if (drawn_check_finite(drawn, "answer", request_copy_index(&r->req), &err) < 0)
+			seq_failure_draw(&r->failure, &err);
+	} else if (complete) {
 		note_caught_up(b, r);
-		finish = take_drawn(b, r, sp->drawn + last, drafted, report);
+		finish = take_drawn(b, r, drawn, drafted, report);
 	}
 	if (!r->failure.not_finite)
-		publish_full(b, r);
-	return finish != PDS__FINISH__FINISH_NONE || r->failure.kind != FAILURE_NONE;
+		batch_publish(b, r);
+	return (complete && r->first_only) || finish != PDS__FINISH__FINISH_NONE ||
+	       r->failure.kind != FAILURE_NONE;
 }
 
 static void start_step(struct batcher *b, struct batch_step *s)
@@ -410,7 +464,7 @@ static void start_step(struct batcher *b, struct batch_step *s)
 	s->code = engine_start(b->w->engine, s->spans, s->n, &s->err);
 }
 
-static void leave_step(struct sequence_run *r)
+static void leave_step(struct run *r)
 {
 	r->step = NULL;
 	r->rows_in_flight = r->draws_in_flight = r->drafts_in_flight = 0;
@@ -420,7 +474,7 @@ static void leave_step(struct sequence_run *r)
 static void take_span(struct batcher *b, struct batch_step *s, uint32_t i,
                       struct token_report *report)
 {
-	struct sequence_run *r = s->runs[i];
+	struct run *r = s->runs[i];
 	if (r->step == s)
 		leave_step(r);
 	if (r->over)
@@ -460,10 +514,11 @@ static void land(struct batcher *b, struct batch_step *s)
 	uint64_t since = s->begin_us > b->own.landed_us ? s->begin_us : b->own.landed_us;
 	b->own.landed_us = clock_us();
 	for (uint32_t i = 0; i < s->n; i++) {
-		const struct sequence_run *r = s->runs[i];
+		const struct run *r = s->runs[i];
 		uint32_t take = s->spans[i].n;
 		rows += take;
-		of_prompts += r->req.pooling || (take > 1 && run_tokens_left(r) > 1) ? take : 0;
+		of_prompts += r->first_only || r->req.pooling || (take > 1 && run_tokens_left(r) > 1) ? take
+		                                                                                      : 0;
 		take_span(b, s, i, report);
 	}
 	/* before it is sent: whoever sees an answer finds it in the counters */
@@ -490,7 +545,7 @@ static void step_each(struct batcher *b, struct batch_step *s)
 	struct batch_step *one = &b->own.step[s == &b->own.step[0]];
 	watch_end(&b->w->watch);
 	for (uint32_t i = 0; i < s->n; i++) {
-		struct sequence_run *r = s->runs[i];
+		struct run *r = s->runs[i];
 		uint32_t draws = 0;
 		leave_step(r);
 		if (r->over) { /* by what the step before brought */
@@ -509,7 +564,7 @@ static void step_each(struct batcher *b, struct batch_step *s)
 static void next_step(struct batcher *b)
 {
 	struct batch_step *before = b->own.in_flight, *s = &b->own.step[before == &b->own.step[0]];
-	fill(b, s);
+	batch_fill(b, s);
 	b->own.stalled = !s->n && !before;
 	if (s->n)
 		start_step(b, s);
@@ -524,10 +579,24 @@ static void next_step(struct batcher *b)
 	}
 }
 
+void batch_tell_messager(struct batcher *b)
+{
+	ring_step(b->w->ring);
+	list_each(it, &b->own.running) {
+		const struct run *r = list_entry(it, struct run, node);
+		if (r->slot != RUN_NO_SLOT)
+			ring_schedule(b->w->ring, r->slot, r->slot_gen);
+	}
+}
+
 static void *batch_main(void *arg)
 {
 	struct batcher *b = arg;
 	while (collect(b)) {
+		if (b->config.hands_over)
+			batch_tell_messager(b);
+		if (b->config.order != ORDER_AGE)
+			order_sort(b, clock_us());
 		b->own.must_land = 0;
 		b->own.mask_steps = CONSTRAINT_STEPS;
 		drafts_plan(b);
@@ -545,10 +614,10 @@ static void *batch_main(void *arg)
 
 /* --- towards the loop ---------------------------------------------------- */
 
-void batcher_add(struct batcher *b, struct sequence_run *r)
+void batcher_add(struct batcher *b, struct run *r)
 {
 	pthread_mutex_lock(&b->locked.lock);
-	b->shared.growth_blocks += r->growth = batcher_growth(b, &r->req, b->locked.ratio);
+	b->shared.growth_blocks += r->growth = growth_of(b, r);
 	list_push_back(&b->locked.inbox, &r->node);
 	pthread_cond_signal(&b->locked.wake);
 	pthread_mutex_unlock(&b->locked.lock);
@@ -599,7 +668,7 @@ int batcher_start(struct batcher *b, struct err *err)
 		s->spans = mem_array(b->w->max_sequences, sizeof *s->spans);
 		s->runs = mem_array(b->w->max_sequences, sizeof *s->runs);
 	}
-	own->drafts = drafts_new(b->w);
+	own->drafts = drafts_new(b);
 	constraints_on_mask(b->w->constraints, mask_done, b);
 	if (pthread_create(&b->thread, NULL, batch_main, b) != 0)
 		return err_set(err, ERR_NOMEM, "cannot start the schedule thread");
