@@ -291,9 +291,6 @@ const struct stat_def worker_stats[WS_COUNT] = {
 	[WS_FETCHES_ABANDONED] =
 		{"fetches_abandoned_total",
          "Reads from storage that were given up; their blocks wait for its fence.", STAT_COUNTER},
-	[WS_PRECONDITIONS] = {"preconditions_broken_total",
-                          "Requests failed because what the scheduler relies on did not hold.",
-                          STAT_COUNTER},
 	[WS_PREFILL_SECONDS] = {"prompt_seconds", "First chunk until first token.", STAT_SECONDS},
 	[WS_ROLE_SWITCHES] = {"role_switches_total", "Live switches of the role that were done.",
                           STAT_COUNTER},

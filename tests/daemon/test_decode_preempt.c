@@ -237,7 +237,7 @@ TEST(a_late_read_is_computed)
 	ck_assert_uint_ge(m->n_items, 2);
 	reserve(3, tokens_of(150)); /* 10 blocks */
 	const Pds__StoreFence *f = (const Pds__StoreFence *)await(STORAGE, MSG_STORE_FENCE, 0);
-	UNTIL(requests_are("\"state\":\"late\""));
+	UNTIL(requests_are("\"state\":\"preempted\""));
 	answer_fence(f);
 	UNTIL(requests_are("\"state\":\"active\""));
 	say_cancel(PREFILL, 3);

@@ -75,8 +75,8 @@ static void set_up(void)
 	batcher.returned = on_back;
 	batcher.published = on_published;
 	batcher.config = (struct batcher_config){.order = ORDER_FIFO,
-	                                   .ageing_us = 1000000,
-	                                   .chunk_tokens = w.max_batched_tokens};
+	                                         .ageing_us = 1000000,
+	                                         .chunk_tokens = w.max_batched_tokens};
 	list_init(&batcher.own.running);
 	list_init(&batcher.own.waiting);
 	step->spans = mem_array(w.max_sequences, sizeof *step->spans);

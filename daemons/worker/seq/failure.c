@@ -19,11 +19,6 @@ void seq_failure_draw(struct seq_failure *f, const struct err *err)
 	fail(f, FAILURE_DRAW, constraint_fault(err->code), err->text);
 }
 
-void seq_failure_step(struct seq_failure *f, const char *text)
-{
-	fail(f, FAILURE_STEP, PDS__FAULT__FAULT_INTERNAL, text);
-}
-
 void seq_failure_engine(struct seq_failure *f, const struct err *err)
 {
 	char text[sizeof f->text];

@@ -2,10 +2,9 @@
  * router.
  *
  * Either its draw failed (its constraint cannot be followed, or the logits are not finite: another
- * worker would find the same, unless memory was short), or the step did, or a precondition of the
- * step did not hold (this worker's fault: worth another attempt elsewhere), or the engine refused
- * the span before it computed anything (worth another attempt, but not this worker's fault). The
- * first failure counts. */
+ * worker would find the same, unless memory was short), or the step did (this worker's fault: worth
+ * another attempt elsewhere), or the engine refused the span before it computed anything (worth
+ * another attempt, but not this worker's fault). The first failure counts. */
 #ifndef WORKER_SEQ_FAILURE_H
 #define WORKER_SEQ_FAILURE_H
 
@@ -23,7 +22,6 @@ struct seq_failure {
 };
 
 void seq_failure_draw(struct seq_failure *f, const struct err *err);
-void seq_failure_step(struct seq_failure *f, const char *text);
 /* The step, or a span of it, could not be computed. */
 void seq_failure_engine(struct seq_failure *f, const struct err *err);
 /* What to tell the router; counts WS_NOT_FINITE. Points into f and w. */
