@@ -219,8 +219,7 @@ void svc_drain_begin(struct svc *s, const char *why)
 	if (s->draining)
 		return;
 	s->draining = 1;
-	if (s->exit_status == 0)
-		svc_start_done();
+	svc_start_done();
 	uint64_t timeout_us = (uint64_t)conf_int(s->conf, "stop_timeout_ms") * 1000;
 	s->stop_at_us = clock_us() + timeout_us;
 	log_notice("stopping", "why=%s timeout_us=%llu", log_quote(why),
@@ -237,13 +236,6 @@ void svc_drain_begin(struct svc *s, const char *why)
 	s->idle_tick = event_new(s->base, -1, EV_PERSIST, on_idle_tick, s);
 	CHECK(s->idle_tick && event_add(s->idle_tick, &tick) == 0);
 	event_active(s->idle_tick, EV_TIMEOUT, 0);
-}
-
-void svc_give_up(struct svc *s, const char *why)
-{
-	log_error("give_up", "why=%s", log_quote(why));
-	s->exit_status = 1;
-	svc_drain_begin(s, why);
 }
 
 static void on_stop_signal(evutil_socket_t sig, short what, void *arg)
@@ -720,9 +712,8 @@ static int run(struct svc *s, const struct svc_opts *o)
 	svc_posts_run(s);
 	if (s->hooks->stop)
 		s->hooks->stop(s);
-	log_notice("stopped", "status=%d uptime_us=%llu", s->exit_status,
-	           (unsigned long long)(clock_us() - s->started_us));
-	return s->exit_status;
+	log_notice("stopped", "uptime_us=%llu", (unsigned long long)(clock_us() - s->started_us));
+	return 0;
 }
 
 static int print_text(const struct svc *s, const struct svc_opts *o,

@@ -149,11 +149,8 @@ void svc_handle(struct svc *s, const struct svc_msg *instead);
 /* Counts a message that its sender may not send, or not to us, and logs it once. The caller drops
  * it. */
 void svc_refuse(struct svc *s, const struct peer *p, enum msg_type type, const char *why);
-/* The process cannot continue (a part that it depends on has ended): logs, drains, exits with
- * status 1. */
-void svc_give_up(struct svc *s, const char *why);
-/* The same without draining, from any thread: logs the reason and exits with status 1; waits only
- * for the log (svc_leave.c). */
+/* The process cannot continue (a part that it depends on has ended). From any thread: logs the
+ * reason and exits with status 1; waits only for the log (svc_leave.c). */
 _Noreturn void svc_leave(const char *why);
 
 #endif

@@ -63,7 +63,7 @@ struct svc {
 	} metrics;
 	uint64_t epoch, started_us, started_unix_us, stop_at_us;
 	int64_t control_gid; /* -1: none */
-	int lock_fd, draining, expired, exit_status;
+	int lock_fd, draining, expired;
 	int waiting; /* in svc_wait */
 	void *data;
 };
