@@ -483,7 +483,7 @@ def test_launcher_limits_logs(tmp_path, tiny_model):
         l.until("mixed-1 died: crashed (SIGABRT)")
         l.p.terminate()
         assert l.p.wait(20 * SLOW) == 0
-        assert "event=stopped status=0" in open(log).read()
+        assert "event=stopped " in open(log).read()
 
 
 def test_launcher_names_a_redis_that_does_not_answer(tmp_path, tiny_model):
