@@ -1,5 +1,5 @@
-/* attempt.c - the states of an attempt, and what happens to it besides messages: its start, its
- * end, time, and workers that come and go. attempt.h has the drawing.
+/* attempt.c - the states of an attempt and the events that change them: start and cancel, messages
+ * of workers, time, and workers that come and go. attempt.h has the drawing.
  *
  * What always holds: an attempt that has not ended is in attempts.by_id and in attempts.live; it is
  * in attempts.waiting or attempts.queue exactly in WAITING; it is linked to a worker only in
@@ -20,12 +20,13 @@
 
 /* attempts of a worker examined per tick; takes a few ms at most */
 #define LEAVE_EACH_TICK 256u
-/* attempts that find no worker, each time */
+/* searches for a worker that may fail in one pass over waiting attempts */
 #define MISSES_MAX 64u
-#define TURNS_MAX 256u /* attempts that are submitted at once when there is room */
+#define TURNS_MAX 256u /* attempts that one pass over the queue submits */
 
-/* --- what an event means ------------------------------------------------- */
+/* --- lost and moved tries ------------------------------------------------ */
 
+/* The worker of the event has left. */
 static enum verdict worker_down(struct attempt *a, const struct attempt_event *e)
 {
 	struct worker_record *w = e->worker;
@@ -42,6 +43,7 @@ static enum verdict worker_down(struct attempt *a, const struct attempt_event *e
 	                                              e->why});
 }
 
+/* The worker of the event is stuck or was told to end, and another one can take the attempt. */
 static enum verdict take_away(struct attempt *a, const struct attempt_event *e)
 {
 	const char *name = e->worker->name;
@@ -55,29 +57,9 @@ static enum verdict take_away(struct attempt *a, const struct attempt_event *e)
 	return attempt_lost(a, &(struct attempt_loss){PDS__FAULT__FAULT_STALLED, 1, name, name, why});
 }
 
-/* What an event means for a running try. */
-static enum verdict judge(struct attempt *a, const struct attempt_event *e)
-{
-	switch (e->type) {
-	case ON_FIRST_TOKEN: return attempt_take_first(a, e);
-	case ON_PROMPT: return attempt_take_prompt(a, e);
-	case ON_EMBEDDING: return attempt_take_embedding(a, e);
-	case ON_TOKENS: return attempt_take_tokens(a, e);
-	case ON_FAILED: return attempt_take_failure(a, e);
-	case ON_WORKER_DOWN: return worker_down(a, e);
-	case ON_LEAVE: return take_away(a, e);
-	case ON_DEADLINE:
-	case ON_CANCEL: return OVER;
-	case ON_ENTER:
-	case ON_TRIED:
-	case ON_REFUSED: break;
-	}
-	return GO_ON;
-}
-
 /* --- states -------------------------------------------------------------- */
 
-static enum attempt_state step_new(struct attempt *a, const struct attempt_event *e)
+static enum attempt_state step_unsent(struct attempt *a, const struct attempt_event *e)
 {
 	(void)a;
 	switch (e->type) {
@@ -146,7 +128,7 @@ static enum attempt_state step_waiting(struct attempt *a, const struct attempt_e
 	case TOO_EARLY: return ATTEMPT_WAITING;
 	case LATER: wait_for_turn(a); return ATTEMPT_WAITING;
 	case TOO_LONG:
-		if (a->asked.pooling) /* one that took it, or others of its request, may come back */
+		if (a->asked.pooling) /* a worker that took others of this request may come back */
 			break;
 		attempt_give_up(a, 503, "the workers that are left take no sequence of this length");
 		return ATTEMPT_ENDED;
@@ -163,7 +145,22 @@ static enum attempt_state step_waiting(struct attempt *a, const struct attempt_e
 /* SUBMITTED and RUNNING. */
 static enum attempt_state step_at_workers(struct attempt *a, const struct attempt_event *e)
 {
-	switch (judge(a, e)) {
+	enum verdict v = GO_ON;
+	switch (e->type) {
+	case ON_FIRST_TOKEN: v = attempt_take_first(a, e); break;
+	case ON_PROMPT: v = attempt_take_prompt(a, e); break;
+	case ON_EMBEDDING: v = attempt_take_embedding(a, e); break;
+	case ON_TOKENS: v = attempt_take_tokens(a, e); break;
+	case ON_FAILED: v = attempt_take_failure(a, e); break;
+	case ON_WORKER_DOWN: v = worker_down(a, e); break;
+	case ON_LEAVE: v = take_away(a, e); break;
+	case ON_DEADLINE:
+	case ON_CANCEL: v = OVER; break;
+	case ON_ENTER:
+	case ON_TRIED:
+	case ON_REFUSED: break;
+	}
+	switch (v) {
 	case GO_ON: break;
 	case DECODES: return ATTEMPT_RUNNING;
 	case RETRY: return ATTEMPT_WAITING;
@@ -175,43 +172,19 @@ static enum attempt_state step_at_workers(struct attempt *a, const struct attemp
 #define TO(state) (1u << ATTEMPT_##state)
 
 static const struct {
-	const char *name;
 	unsigned next; /* the states that may follow */
 	enum attempt_state (*step)(struct attempt *a, const struct attempt_event *e); /* NULL: ended */
 } states[] = {
-	[ATTEMPT_NEW] = {"new", TO(WAITING) | TO(SUBMITTED) | TO(ENDED), step_new},
-	[ATTEMPT_WAITING] = {"waiting", TO(SUBMITTED) | TO(ENDED), step_waiting},
-	[ATTEMPT_SUBMITTED] = {"submitted", TO(RUNNING) | TO(WAITING) | TO(ENDED), step_at_workers},
-	[ATTEMPT_RUNNING] = {"running", TO(WAITING) | TO(ENDED), step_at_workers},
-	[ATTEMPT_ENDED] = {"ended", 0, NULL},
+	[ATTEMPT_NEW] = {TO(WAITING) | TO(SUBMITTED) | TO(ENDED), step_unsent},
+	[ATTEMPT_WAITING] = {TO(SUBMITTED) | TO(ENDED), step_waiting},
+	[ATTEMPT_SUBMITTED] = {TO(RUNNING) | TO(WAITING) | TO(ENDED), step_at_workers},
+	[ATTEMPT_RUNNING] = {TO(WAITING) | TO(ENDED), step_at_workers},
+	[ATTEMPT_ENDED] = {0, NULL},
 };
-
-const char *attempt_state_name(enum attempt_state state)
-{
-	return states[state].name;
-}
-
-const char *answer_finish_name(enum answer_finish finish)
-{
-	static const char *const names[] = {"none", "stop", "length", "abort", "error"};
-	return names[finish];
-}
 
 int attempt_ended(const struct attempt *a)
 {
 	return !states[a->state].step;
-}
-
-static void attempt_enter(struct attempt *a, enum attempt_state to)
-{
-	if (!(states[a->state].next & 1u << to))
-		PANIC("attempt %s: illegal step %s -> %s", log_reqid(&a->id), states[a->state].name,
-		      states[to].name);
-	log_req(LOG_DEBUG, &a->id, "attempt_state", "from=%s to=%s attempt=%u", states[a->state].name,
-	        states[to].name, a->number);
-	a->state = to;
-	list_remove(&a->waiting);
-	leave_queue(a);
 }
 
 static void end_attempt(struct attempt *a)
@@ -248,15 +221,24 @@ static void end_attempt(struct attempt *a)
 	        *a->end.why ? log_quote(a->end.why) : "");
 }
 
-void attempt_step(struct attempt *a, const struct attempt_event *event)
+/* Passes the event to the state, and enters states until one stays. The attempt may be freed when it
+ * returns. */
+static void attempt_step(struct attempt *a, const struct attempt_event *event)
 {
 	static const struct attempt_event enter = {.type = ON_ENTER};
 	const struct attempt_event *e = event;
 	for (;;) {
-		enum attempt_state to = states[a->state].step(a, e);
-		if (to == a->state)
+		enum attempt_state to = states[a->state].step(a, e), from = a->state;
+		if (to == from)
 			return;
-		attempt_enter(a, to);
+		if (!(states[from].next & 1u << to))
+			PANIC("attempt %s: illegal step %s -> %s", log_reqid(&a->id), attempt_state_name(from),
+			      attempt_state_name(to));
+		log_req(LOG_DEBUG, &a->id, "attempt_state", "from=%s to=%s attempt=%u",
+		        attempt_state_name(from), attempt_state_name(to), a->number);
+		a->state = to;
+		list_remove(&a->waiting);
+		leave_queue(a);
 		if (!states[to].step)
 			break;
 		e = &enter;
@@ -322,7 +304,8 @@ struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
 	list_init(&a->waiting);
 	fair_item_init(&a->turn);
 	list_init(&a->try.held);
-	/* earliest deadline first: nearly all have the same allowance, so search from the end */
+	/* sorted by deadline; nearly all requests have the same timeout, so the search starts at the
+	 * end */
 	struct list *at = e->live.prev;
 	while (at != &e->live &&
 	       list_entry(at, struct attempt, by_deadline)->asked.deadline_us > spec->deadline_us)
@@ -333,8 +316,8 @@ struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
 	return a;
 }
 
-/* Skips the queue if this caller has nothing waiting and the queue was found blocked since a place
- * last became free. */
+/* Submits without a place in the queue if the caller has no attempt there, and the queue is empty
+ * or nothing in it could be submitted since a place became free last. */
 int attempt_start(struct attempt *a)
 {
 	struct attempts *e = a->all;
@@ -351,7 +334,7 @@ int attempt_start(struct attempt *a)
 	if (!waits || !place_possible(e->registry, &wish))
 		placed = attempt_submit(a);
 	if (placed == LINK_FULL)
-		placed = attempt_submit(a); /* to another worker, if there is one */
+		placed = attempt_submit(a); /* attempt_submit avoids that worker now */
 	int returns = placed == NO_WORKER &&
 	              place_may_return(e->registry, &wish, e->opts.retry_wait_us);
 	if (returns)
@@ -393,10 +376,88 @@ void attempt_destroy(struct attempt **ap)
 	*ap = NULL;
 }
 
+/* --- messages of workers ------------------------------------------------- */
+
+static int is_at_worker(const struct attempt *a)
+{
+	return a->state == ATTEMPT_SUBMITTED || a->state == ATTEMPT_RUNNING;
+}
+
+/* The attempt whose present try this is. NULL: there is none, and a worker that goes on with a try
+ * that the router does not remember cancelling is told to cancel it. */
+static struct attempt *find_running(struct attempts *e, struct worker_record *w,
+                                    const struct reqid *id, uint32_t number)
+{
+	struct attempt *a = attempts_find(e, id);
+	if (a && a->number == number && is_at_worker(a))
+		return a;
+	e->counts.stale++;
+	if (!attempts_is_recent(e, id, number, w->epoch) && worker_is_up(w))
+		attempts_send_cancel(e, w, id, number, "the router does not know this attempt");
+	return NULL;
+}
+
+void attempts_first_token(struct attempts *e, struct worker_record *w, const struct msg_head *head,
+                          const Pds__FirstToken *m)
+{
+	struct attempt *a = find_running(e, w, &head->req, head->attempt);
+	if (a && a->try.prefill == w && m->token)
+		attempt_step(a, &(struct attempt_event){.type = ON_FIRST_TOKEN, .worker = w, .first = m});
+	else
+		e->counts.stale += a != NULL;
+	attempts_take_turns(e, clock_us());
+}
+
+void attempts_prompt(struct attempts *e, struct worker_record *w, const struct msg_head *head,
+                     const Pds__PromptLogprobs *m)
+{
+	struct attempt *a = find_running(e, w, &head->req, head->attempt);
+	if (a && a->try.prefill == w)
+		attempt_step(a, &(struct attempt_event){.type = ON_PROMPT, .worker = w, .prompt = m});
+	else
+		e->counts.stale += a != NULL;
+}
+
+void attempts_embedding(struct attempts *e, struct worker_record *w, const struct msg_head *head,
+                        const Pds__Embedding *m)
+{
+	struct attempt *a = find_running(e, w, &head->req, head->attempt);
+	if (a && a->asked.pooling && a->try.prefill == w)
+		attempt_step(a, &(struct attempt_event){.type = ON_EMBEDDING, .worker = w, .embedding = m});
+	else
+		e->counts.stale += a != NULL;
+	attempts_take_turns(e, clock_us());
+}
+
+void attempts_tokens(struct attempts *e, struct worker_record *w, const Pds__Tokens *m)
+{
+	for (size_t i = 0; i < m->n_sequences; i++) {
+		const Pds__SequenceTokens *s = m->sequences[i];
+		struct reqid id = {s->request_hi, s->request_lo};
+		struct attempt *a = find_running(e, w, &id, s->attempt);
+		if (a)
+			attempt_step(a, &(struct attempt_event){.type = ON_TOKENS, .worker = w, .tokens = s});
+	}
+	attempts_take_turns(e, clock_us());
+}
+
+void attempts_failed(struct attempts *e, struct worker_record *w, const struct msg_head *head,
+                     const Pds__Failed *m)
+{
+	struct attempt *a = attempts_find(e, &head->req);
+	if (a && a->number == head->attempt && is_at_worker(a))
+		attempt_step(a, &(struct attempt_event){.type = ON_FAILED, .worker = w, .failed = m});
+	else
+		e->counts.stale++;
+	attempts_take_turns(e, clock_us());
+}
+
 /* --- workers and time ---------------------------------------------------- */
 
-/* A step may end an attempt, and its owner may destroy others: lists are taken from their heads. */
+/* A step may end an attempt, and its owner may destroy others, so loops that call attempt_step take
+ * one entry at a time from the head of a list. */
 
+/* Moves the first `most` entries of `from` to `to`. */
 static void take_some(struct list *from, unsigned most, struct list *to)
 {
 	list_init(to);
@@ -407,8 +468,8 @@ static void take_some(struct list *from, unsigned most, struct list *to)
 	}
 }
 
-/* Those for which there is still no worker go to the back; when there are many, the next tick goes
- * on with the rest. */
+/* Attempts for which there is still no worker move to the end of the list. After MISSES_MAX of them
+ * the next tick continues with the others. */
 static void retry_waiting(struct attempts *e, uint64_t now)
 {
 	struct list again;
@@ -431,9 +492,9 @@ static void retry_waiting(struct attempts *e, uint64_t now)
 	}
 }
 
-/* Where there is no room for one that generates there may be some for one that needs no decode
- * worker, but not the other way round. One that not every worker may take says nothing of the
- * others. */
+/* If workers have no room for an attempt that generates tokens, they may still have room for one
+ * that needs no decode worker, but not vice versa. An attempt that only some workers may take is no
+ * evidence about the room for others. */
 void attempts_take_turns(struct attempts *e, uint64_t now)
 {
 	unsigned submitted = 0, misses = 0, later = 0;
@@ -489,24 +550,12 @@ void attempts_worker_down(struct attempts *e, struct worker_record *w, const cha
 	attempts_take_turns(e, clock_us());
 }
 
-/* Does a running attempt have to leave w, and is there another worker that can take it, neither
- * stuck nor broken? From a worker that still runs it, it goes only to one that has room. A prefill
- * worker that is told to end finishes it or gives it back by itself. */
-static int must_leave(const struct attempt *a, const struct worker_record *w, int stuck,
-                      uint64_t now)
-{
-	int finishes = w != attempt_decoder(a) || w->role == ROLE_PREFILL;
-	if (!attempt_needs(a, w) || (!stuck && finishes))
-		return 0;
-	struct place_wish wish = attempt_wish(a);
-	wish.leaves = w;
-	wish.now_us = now;
-	wish.wants_room = !stuck;
-	return place_possible(a->all->registry, &wish);
-}
-
-/* Attempts that were looked at go to the back; the next tick goes on with the rest. */
-static void leave_worker(struct worker_record *w, enum place_stage stage, int stuck, uint64_t now)
+/* Takes attempts away from w if another worker, neither stuck nor broken, can take them. A worker
+ * that still runs an attempt loses it only to one that has room. A prefill worker that was told to
+ * end finishes its attempts or gives them back by itself. Attempts that were examined move to the
+ * end of the list, so that the next tick continues with the others. */
+static void leave_worker(const struct attempts *e, struct worker_record *w, enum place_stage stage,
+                         int stuck, uint64_t now)
 {
 	struct list some, *here = stage == PLACE_PREFILL ? &w->prefills : &w->decodes;
 	struct attempt_event leave_w = {.type = ON_LEAVE, .worker = w, .stuck = stuck};
@@ -517,7 +566,14 @@ static void leave_worker(struct worker_record *w, enum place_stage stage, int st
 		                                           : list_entry(n, struct attempt, try.at_decode);
 		list_remove(n);
 		list_push_back(here, n);
-		if (must_leave(a, w, stuck, now))
+		int finishes = w != attempt_decoder(a) || w->role == ROLE_PREFILL;
+		if (!attempt_needs(a, w) || (!stuck && finishes))
+			continue;
+		struct place_wish wish = attempt_wish(a);
+		wish.leaves = w;
+		wish.now_us = now;
+		wish.wants_room = !stuck;
+		if (place_possible(e->registry, &wish))
 			attempt_step(a, &leave_w);
 	}
 }
@@ -536,11 +592,11 @@ void attempts_tick(struct attempts *e, uint64_t now_us)
 		int stuck = worker_is_stuck(e->registry, w, now_us);
 		if (!worker_is_up(w) || (!stuck && !w->beat.ending))
 			continue;
-		leave_worker(w, PLACE_PREFILL, stuck, now_us);
-		leave_worker(w, PLACE_DECODE, stuck, now_us);
+		leave_worker(e, w, PLACE_PREFILL, stuck, now_us);
+		leave_worker(e, w, PLACE_DECODE, stuck, now_us);
 	}
 	retry_waiting(e, now_us);
-	e->room = 1; /* a heartbeat may have told of some */
+	e->room = 1; /* a heartbeat may have reported free places */
 	attempts_take_turns(e, now_us);
 }
 
@@ -561,7 +617,7 @@ void attempts_json(const struct attempts *e, const char *key, uint64_t now_us, s
 		           "%u,\"prompt_tokens\":%u,\"output_tokens\":%u,"
 		           "\"max_tokens\":%u,\"prefill\":\"%s\",\"decode\":\"%s\"}",
 		           n_shown++ ? "," : "", log_reqid(&a->id), s->key ? s->key : "-",
-		           s->client ? s->client : "-", states[a->state].name,
+		           s->client ? s->client : "-", attempt_state_name(a->state),
 		           (unsigned long long)((now_us - s->begun_us) / 1000),
 		           (unsigned long long)(left_us / 1000), a->number, s->prompt_tokens, a->got.n_out,
 		           s->max_tokens, p ? p->name : "", d ? attempt_decode_name(d) : "");

@@ -87,23 +87,22 @@ struct attempt_hooks {
 	 * or LENGTH. The attempt must not be destroyed inside. */
 	enum attempt_verdict (*tokens)(void *owner, struct attempt *a, Pds__Token *const *tokens,
 	                               size_t n, enum answer_finish last);
-	/* Log-probabilities of the prompt's tokens, if they were asked for: n entries of m, starting
-	 * at `from`. Each token's arrive once, in order, and all of them before the answer's first
-	 * token. */
+	/* Log-probabilities of the prompt's tokens, if the request wants them: n entries of m, from
+	 * entry `from` on. Each token's entry is passed once, in order, and all of them before the
+	 * answer's first token. */
 	void (*prompt)(void *owner, struct attempt *a, const Pds__PromptLogprobs *m, size_t from,
 	               size_t n);
-	/* The embedding that was asked for: (asked.hidden) values. 0, or -1: there is no memory for
-	 * it. */
+	/* The embedding, if the request wants one: (asked.hidden) values. 0, or -1: out of memory. */
 	int (*embedding)(void *owner, struct attempt *a, const float *values);
-	/* `end` says how. The owner may destroy the attempt. */
+	/* The attempt has ended, with the outcome in `end`. The owner may destroy it inside. */
 	void (*ended)(void *owner, struct attempt *a);
 };
 
-/* Whose turns attempts take, and how many of its attempts run. */
+/* A caller: its attempts take turns with those of other callers. */
 struct attempt_caller {
 	struct fair_owner turns;
-	uint64_t id;    /* of the same caller always the same */
-	uint32_t seats; /* its attempts at workers, of those that decode or are to */
+	uint64_t id;    /* constant for a caller */
+	uint32_t seats; /* its attempts at workers that decode or will decode */
 };
 
 void attempt_caller_init(struct attempt_caller *c, uint64_t id);
@@ -134,16 +133,16 @@ struct attempt_spec {
 struct attempt_candidate {
 	char name[WORKER_NAME_MAX];
 	uint64_t epoch;
-	/* what the candidate has reported of this try's lease: that it dropped it, or that it gives
-	 * the try back because it ends in order */
+	/* what the candidate has reported about this try's lease: LOST: it has dropped the lease;
+	 * GIVEN_BACK: it ends in order and gives the try back */
 	enum { LEASE_KEPT, LEASE_LOST, LEASE_LOST_BY_PREFILL, LEASE_GIVEN_BACK } lease;
 };
 
-/* What the prefill worker was thought to hold of the prompt, in tokens; compared with what it
- * reports. */
+/* How many of the prompt's tokens the prefill worker was expected to have in its KV cache; compared
+ * with what it reports. */
 struct attempt_prediction {
 	int made;
-	uint32_t hit, stored; /* stored: the part of hit that its storage holds */
+	uint32_t hit, stored; /* tokens; stored: the part of hit that is in its storage */
 };
 
 /* The present try. */
@@ -162,7 +161,7 @@ struct attempt_try {
 	struct attempt_prediction predicted;
 	uint32_t began_out; /* got.n_out when it was submitted */
 	uint64_t began_ups; /* registry.ups when it was submitted */
-	/* kept for the summary when the workers are gone. decode_name: "" until it is known */
+	/* for the log when the workers are gone. decode_name: "" until the decode worker is known */
 	char prefill_name[WORKER_NAME_MAX], decode_name[WORKER_NAME_MAX];
 	struct list held; /* struct held_tokens: until all log-probabilities of the prompt are here */
 	uint32_t n_held;
@@ -183,7 +182,7 @@ struct attempt_output {
 	struct attempt_times times;
 };
 
-/* What the tries before tell about the next one. */
+/* What earlier tries mean for the next one. */
 struct attempt_history {
 	uint32_t lost;               /* losses in a row without progress beyond a first token */
 	uint32_t moved;              /* tries that workers gave back in order */
@@ -191,14 +190,14 @@ struct attempt_history {
 	char avoid[WORKER_NAME_MAX]; /* worker that failed the last try, or gave it back */
 	char numerics[96];           /* of the first try */
 	uint64_t not_before_us;      /* the next try */
-	int was_there;               /* a worker lost it: the next try waits for no turn */
+	int was_there;               /* a worker had it: the next try does not wait for a turn */
 };
 
 struct attempt_outcome {
 	enum answer_finish finish;
 	int status; /* of HTTP; 0: not ended */
-	/* ERROR: time until workers may have room, reported by the last one that failed the attempt;
-	 * 0: not known */
+	/* ERROR: time until workers may have room, as the worker that failed the attempt last has
+	 * reported it; 0: unknown */
 	uint64_t retry_after_us;
 	char why[256];
 };
@@ -250,21 +249,20 @@ struct attempts {
 	struct registry *registry;
 	struct map *by_id;
 	struct list live;        /* all that have not ended, earliest deadline first */
-	struct list waiting;     /* those that wait for a worker, or for a pause to end */
+	struct list waiting;     /* attempts that wait for a worker, or for a pause to end */
 	struct fair_queue queue; /* new attempts, which wait for their turn */
-	size_t n_prefill_only;   /* of them, those that need no decode worker */
-	uint64_t queued_tokens;  /* of their prompts */
-	int room;                /* a worker may have room for one of them */
-	/* the caller of the last new attempt, and when; and when one of another caller was new */
+	size_t n_prefill_only;   /* attempts in the queue that need no decode worker */
+	uint64_t queued_tokens;  /* of the prompts in the queue */
+	int room;                /* a worker may have room for an attempt of the queue */
+	/* the caller of the last new attempt, when that was, and when another caller had one before */
 	struct {
 		uint64_t id, us, other_us;
 	} last;
 	struct attempts_counts counts;
-	/* ids of the next attempts: one system call draws many. The first n_drawn are left */
+	/* random ids of the next attempts, drawn by one system call; the first n_drawn are unused */
 	struct reqid drawn[ATTEMPTS_DRAWN];
 	unsigned n_drawn;
-	/* tries that ended in order at a worker or were cancelled there: its late messages need no
-	 * answer */
+	/* tries that were complete or cancelled at a worker: its late messages about them are ignored */
 	struct {
 		struct reqid id;
 		uint64_t epoch; /* of the worker */
@@ -280,15 +278,15 @@ struct attempt *attempts_find(const struct attempts *e, const struct reqid *id);
 struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
                             const struct attempt_hooks *hooks, void *owner);
 void attempt_destroy(struct attempt **a); /* cancels what still runs */
-/* The first try, now, when its turn comes, or when a worker that restarts is back. 0, or
- * ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was started, `ended` is
- * not called. */
+/* Makes the first try now, when the attempt's turn comes, or when a worker that restarts is back. 0,
+ * or ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was started, and `ended`
+ * is not called. */
 int attempt_start(struct attempt *a);
-/* After an error of attempt_start: waits for a worker, as one that was lost. */
+/* After an error of attempt_start: waits for a worker, like an attempt that was lost. */
 void attempt_wait(struct attempt *a);
-/* Everywhere, at once. `ended` is not called. Does nothing if the attempt has ended. */
+/* Cancels it at all workers, at once. `ended` is not called. Does nothing if it has ended. */
 void attempt_cancel(struct attempt *a, const char *reason);
-/* One that attempt_start could not place fails: no worker takes it. `ended` is not called. */
+/* After an error of attempt_start: the attempt fails. `ended` is not called. */
 void attempt_refuse(struct attempt *a, int status, const char *why);
 int attempt_ended(const struct attempt *a);
 const char *attempt_state_name(enum attempt_state state);
@@ -306,16 +304,17 @@ void attempts_failed(struct attempts *e, struct worker_record *w, const struct m
 void attempts_worker_up(struct attempts *e);
 enum worker_end {
 	WORKER_LOST,         /* its process has ended, or it is silent: its failure */
-	WORKER_LINK_RESTART, /* it lives, its link restarts */
-	WORKER_GOODBYE       /* it ends in order */
+	WORKER_LINK_RESTART, /* its process lives, its link restarts */
+	WORKER_GOODBYE       /* it has ended in order */
 };
 /* Call registry_down first. */
 void attempts_worker_down(struct attempts *e, struct worker_record *w, const char *why,
                           enum worker_end how);
-/* Submits what waits for its turn and has room now, if places became free since it was called last.
- * Attempts may be freed, so not from a hook or after attempt_cancel in an owner's function. */
+/* Submits queued attempts for which there is room, if places became free since the last call.
+ * Attempts may be freed, so do not call it from a hook, or after attempt_cancel in an owner's
+ * function. */
 void attempts_take_turns(struct attempts *e, uint64_t now_us);
-/* deadlines and waits; about every 50 ms */
+/* Handles deadlines and waits; call it about every 50 ms. */
 void attempts_tick(struct attempts *e, uint64_t now_us);
 /* An array. key: only of this access key; NULL: all. */
 void attempts_json(const struct attempts *e, const char *key, uint64_t now_us, struct buf *out);

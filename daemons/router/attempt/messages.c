@@ -1,12 +1,10 @@
-/* messages.c - what workers send about attempts: first token, tokens, failures.
+/* messages.c - what a worker's message means for the try that it is about: first token, tokens,
+ * log-probabilities, embedding, failure. attempt.c has found the try.
  *
- * A message counts only if it is about the present try and its sender, in its present life, has a
- * part in that try. Everything else is dropped and counted; a worker that goes on with a try that
- * the router does not remember cancelling is told to cancel it. */
+ * A message counts only if its sender, in its present life, has a part in the try. All others are
+ * dropped and counted. */
 #include "attempt_int.h"
 #include "util/clock.h"
-#include "util/err.h"
-#include "util/map.h"
 #include "util/mem.h"
 
 #include <math.h>
@@ -16,86 +14,15 @@
 
 #define RETRY_AFTER_MAX_US 3600000000u
 
-/* --- from the links ------------------------------------------------------ */
-
-/* The attempt whose present try this is, or NULL. */
-static struct attempt *find_running(struct attempts *e, struct worker_record *w,
-                                    const struct reqid *id, uint32_t number)
-{
-	struct attempt *a = map_get(e->by_id, id);
-	if (a && a->number == number && attempt_is_running(a))
-		return a;
-	e->counts.stale++;
-	if (!attempts_is_recent(e, id, number, w->epoch) && worker_is_up(w))
-		attempts_send_cancel(e, w, id, number, "the router does not know this attempt");
-	return NULL;
-}
-
-void attempts_first_token(struct attempts *e, struct worker_record *w, const struct msg_head *head,
-                          const Pds__FirstToken *m)
-{
-	struct attempt *a = find_running(e, w, &head->req, head->attempt);
-	if (a && a->try.prefill == w && m->token)
-		attempt_step(a, &(struct attempt_event){.type = ON_FIRST_TOKEN, .worker = w, .first = m});
-	else
-		e->counts.stale += a != NULL;
-	attempts_take_turns(e, clock_us());
-}
-
-void attempts_prompt(struct attempts *e, struct worker_record *w, const struct msg_head *head,
-                     const Pds__PromptLogprobs *m)
-{
-	struct attempt *a = find_running(e, w, &head->req, head->attempt);
-	if (a && a->try.prefill == w)
-		attempt_step(a, &(struct attempt_event){.type = ON_PROMPT, .worker = w, .prompt = m});
-	else
-		e->counts.stale += a != NULL;
-}
-
-/* Only of an attempt that asked for it: it has one state and one worker. */
-void attempts_embedding(struct attempts *e, struct worker_record *w, const struct msg_head *head,
-                        const Pds__Embedding *m)
-{
-	struct attempt *a = find_running(e, w, &head->req, head->attempt);
-	if (a && a->asked.pooling && a->try.prefill == w)
-		attempt_step(a, &(struct attempt_event){.type = ON_EMBEDDING, .worker = w, .embedding = m});
-	else
-		e->counts.stale += a != NULL;
-	attempts_take_turns(e, clock_us());
-}
-
-void attempts_tokens(struct attempts *e, struct worker_record *w, const Pds__Tokens *m)
-{
-	for (size_t i = 0; i < m->n_sequences; i++) {
-		const Pds__SequenceTokens *s = m->sequences[i];
-		struct reqid id = {s->request_hi, s->request_lo};
-		struct attempt *a = find_running(e, w, &id, s->attempt);
-		if (a)
-			attempt_step(a, &(struct attempt_event){.type = ON_TOKENS, .worker = w, .tokens = s});
-	}
-	attempts_take_turns(e, clock_us());
-}
-
-void attempts_failed(struct attempts *e, struct worker_record *w, const struct msg_head *head,
-                     const Pds__Failed *m)
-{
-	struct attempt *a = attempts_find(e, &head->req);
-	if (a && a->number == head->attempt && attempt_is_running(a))
-		attempt_step(a, &(struct attempt_event){.type = ON_FAILED, .worker = w, .failed = m});
-	else
-		e->counts.stale++;
-	attempts_take_turns(e, clock_us());
-}
-
 /* --- tokens -------------------------------------------------------------- */
 
-/* The worker `from` sent what cannot be right. */
+/* The worker `from` has sent an invalid message. */
 static enum verdict lost_by_sender(struct attempt *a, const char *from, const char *why)
 {
 	return attempt_lost(a, &(struct attempt_loss){PDS__FAULT__FAULT_INTERNAL, 1, from, from, why});
 }
 
-/* Of an attempt that asked for an embedding. */
+/* The attempt asked for an embedding. */
 static enum verdict no_embedding(struct attempt *a, const char *from)
 {
 	char why[192];
@@ -115,36 +42,6 @@ static enum answer_finish finish_of(Pds__Finish f)
 	                                         : ANSWER_FINISH_NONE;
 }
 
-/* Room for n more tokens of the answer. 0 or ERR_NOMEM. */
-static int grow_output(struct attempt_output *got, size_t n)
-{
-	if (got->n_out + n <= got->size)
-		return 0;
-	uint32_t size = (uint32_t)(got->n_out + n) * 2;
-	uint32_t *out = mem_try_grow(got->out, size, sizeof *out);
-	if (!out)
-		return ERR_NOMEM;
-	got->out = out;
-	got->size = size;
-	return 0;
-}
-
-/* Repeated tokens must be the same, because seeds and numerics are equal. A difference is counted;
- * what the client has stays. */
-static void compare_repeated(struct attempt *a, const char *from, uint32_t index,
-                             Pds__Token *const *tokens, size_t n)
-{
-	for (size_t i = 0; i < n && index + i < a->got.n_out; i++) {
-		uint32_t had = a->got.out[index + i];
-		a->all->counts.duplicates++;
-		if (had == tokens[i]->id)
-			continue;
-		a->all->counts.mismatches++;
-		log_req(LOG_ERROR, &a->id, "token_differs", "attempt=%u index=%zu worker=%s had=%u got=%u",
-		        a->number, index + i, from, had, tokens[i]->id);
-	}
-}
-
 /* n tokens from the worker `from`; the first one is the answer's token `index`. */
 static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t index,
                                 Pds__Token *const *tokens, size_t n, Pds__Finish end)
@@ -157,19 +54,34 @@ static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t in
 		         index - 1, from);
 		return lost_by_sender(a, from, why);
 	}
-	if (index < got->n_out)
-		compare_repeated(a, from, index, tokens, n);
+	/* Repeated tokens must be the same, because seeds and numerics are equal. A difference is
+	 * counted; the client keeps the token that it has. */
+	for (size_t i = 0; i < n && index + i < got->n_out; i++) {
+		uint32_t had = got->out[index + i];
+		a->all->counts.duplicates++;
+		if (had == tokens[i]->id)
+			continue;
+		a->all->counts.mismatches++;
+		log_req(LOG_ERROR, &a->id, "token_differs", "attempt=%u index=%zu worker=%s had=%u got=%u",
+		        a->number, index + i, from, had, tokens[i]->id);
+	}
 	size_t skip = got->n_out - index, fresh = n > skip ? n - skip : 0,
 		   room = a->asked.max_tokens - got->n_out;
-	if (skip > n) /* an end before tokens that are here already: a faulty worker */
+	if (skip > n) /* a faulty worker's end, before tokens that have arrived already */
 		last = ANSWER_FINISH_NONE;
 	if (fresh > room) {
 		fresh = room;
 		last = ANSWER_FINISH_LENGTH;
 	}
 	int worker_knows = last != ANSWER_FINISH_NONE;
-	if (grow_output(got, fresh) < 0)
-		return no_token_memory(a);
+	if (got->n_out + fresh > got->size) {
+		uint32_t size = (uint32_t)(got->n_out + fresh) * 2;
+		uint32_t *out = mem_try_grow(got->out, size, sizeof *out);
+		if (!out)
+			return no_token_memory(a);
+		got->out = out;
+		got->size = size;
+	}
 	for (size_t i = 0; i < fresh; i++)
 		got->out[got->n_out + i] = tokens[skip + i]->id;
 	got->n_out += (uint32_t)fresh;
@@ -198,8 +110,8 @@ static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t in
 
 /* --- timings ------------------------------------------------------------- */
 
-/* The prompt is computed, says who computed it, or the worker that it has told with the first
- * token. */
+/* A message of the worker that computed the prompt, or of the decode worker that took it over, shows
+ * that the prompt is computed. t: as the message has it; NULL: it has none. */
 static void prompt_is_computed(struct attempt *a, const Pds__Timing *t)
 {
 	struct attempt_times *times = &a->got.times;
@@ -227,7 +139,7 @@ static void prompt_is_computed(struct attempt *a, const Pds__Timing *t)
 	counts->hits_stored_actual += t->stored_tokens;
 }
 
-/* The timing of who made the answer. */
+/* t: of the worker that generates the answer; NULL: none yet */
 static void take_answer_times(struct attempt *a, const Pds__Timing *t)
 {
 	if (!t)
@@ -238,19 +150,6 @@ static void take_answer_times(struct attempt *a, const Pds__Timing *t)
 }
 
 /* --- tokens of the decode worker ----------------------------------------- */
-
-/* Is the sender the worker that decodes, or may it be? */
-static int is_from_decoder(struct attempt *a, const struct worker_record *w)
-{
-	const struct worker_record *d = attempt_decoder(a);
-	int named = a->state != ATTEMPT_SUBMITTED || attempt_is_alone(a);
-	if (named ? d == w : attempt_candidate(a, w) != NULL)
-		return 1;
-	a->all->counts.stale++;
-	log_req(LOG_WARN, &a->id, "tokens_from_other", "attempt=%u worker=%s expected=%s", a->number,
-	        w->name, named && d ? d->name : "-");
-	return 0;
-}
 
 static void name_decoder(struct attempt *a, struct worker_record *d)
 {
@@ -311,9 +210,14 @@ enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *
 {
 	const Pds__SequenceTokens *m = e->tokens;
 	struct worker_record *w = e->worker;
-	int alone = attempt_is_alone(a);
-	if (!is_from_decoder(a, w))
+	const struct worker_record *d = attempt_decoder(a);
+	int alone = attempt_is_alone(a), named = a->state != ATTEMPT_SUBMITTED || alone;
+	if (named ? d != w : !attempt_candidate(a, w)) {
+		a->all->counts.stale++;
+		log_req(LOG_WARN, &a->id, "tokens_from_other", "attempt=%u worker=%s expected=%s",
+		        a->number, w->name, named && d ? d->name : "-");
 		return GO_ON;
+	}
 	if (a->asked.pooling)
 		return no_embedding(a, w->name);
 	if (a->state == ATTEMPT_SUBMITTED) {
@@ -335,42 +239,31 @@ enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *
 
 /* --- log-probabilities of the prompt ------------------------------------- */
 
-/* The entries of m that have not arrived before start at *ret_from. Returns how many, or -1 if m
- * does not follow what has arrived. */
-static ptrdiff_t new_rows(const struct attempt *a, const Pds__PromptLogprobs *m, size_t *ret_from)
-{
-	size_t n = m->n_logprobs;
-	uint32_t have = a->got.prompt_rows;
-	int whole = n && m->n_ranks == n && m->n_top_ids % n == 0 && m->n_top_logprobs == m->n_top_ids;
-	if (!whole || m->n_top_ids / n > (size_t)a->asked.sampling.prompt_top || m->first == 0 ||
-	    m->first > have || m->first + n > a->asked.prompt_tokens)
-		return -1;
-	*ret_from = have - m->first;
-	return *ret_from < n ? (ptrdiff_t)(n - *ret_from) : 0;
-}
-
-/* They are kept over tries, because all tries have the same numerics: a new try sends them again
- * from the beginning. */
+/* Entries are kept across tries, because all tries have the same numerics: a new try sends them
+ * again from the first one. */
 enum verdict attempt_take_prompt(struct attempt *a, const struct attempt_event *e)
 {
 	const Pds__PromptLogprobs *m = e->prompt;
-	size_t from = 0;
+	size_t n = m->n_logprobs;
+	uint32_t have = a->got.prompt_rows;
 	if (!attempt_prompt_missing(a)) {
 		a->all->counts.stale++;
 		return GO_ON;
 	}
-	ptrdiff_t n = new_rows(a, m, &from);
-	if (n < 0) {
+	if (!n || m->n_ranks != n || m->n_top_ids % n || m->n_top_logprobs != m->n_top_ids ||
+	    m->n_top_ids / n > (size_t)a->asked.sampling.prompt_top || m->first == 0 ||
+	    m->first > have || m->first + n > a->asked.prompt_tokens) {
 		char why[192];
 		snprintf(why, sizeof why,
 		         "%s sent log-probabilities of %zu prompt tokens from %u on, having sent %u of %u",
-		         e->worker->name, m->n_logprobs, m->first, a->got.prompt_rows,
-		         a->asked.prompt_tokens);
+		         e->worker->name, n, m->first, have, a->asked.prompt_tokens);
 		return lost_by_sender(a, e->worker->name, why);
 	}
-	a->got.prompt_rows += (uint32_t)n;
-	if (n)
-		a->hooks->prompt(a->owner, a, m, from, (size_t)n);
+	size_t skip = have - m->first; /* entries that arrived before */
+	if (skip < n) {
+		a->got.prompt_rows += (uint32_t)(n - skip);
+		a->hooks->prompt(a->owner, a, m, skip, n - skip);
+	}
 	return attempt_prompt_missing(a) ? GO_ON : release_tokens(a);
 }
 
@@ -406,8 +299,8 @@ enum verdict attempt_take_embedding(struct attempt *a, const struct attempt_even
 
 /* --- first token --------------------------------------------------------- */
 
-/* The prefill worker has named the decode worker. RETRY or OVER: that one is dead already, or
- * has lost its lease. */
+/* The prefill worker has named the decode worker. RETRY or OVER: the decode worker is down or has
+ * dropped the lease. */
 static enum verdict accept_decoder(struct attempt *a, struct worker_record *p,
                                    const Pds__FirstToken *m)
 {
@@ -448,7 +341,8 @@ enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *e
 	const Pds__FirstToken *m = e->first;
 	struct worker_record *p = e->worker;
 	int alone = attempt_is_alone(a), is_first = a->state == ATTEMPT_SUBMITTED,
-		/* it goes to no decode worker; an end before tokens that are here already is none */
+		/* the answer ends with this token, without a decode worker; ignored if later tokens have
+		 * arrived already */
 		ends = finish_of(m->finish) != ANSWER_FINISH_NONE && m->index + 1 >= a->got.n_out;
 	enum verdict v = GO_ON;
 	if (a->asked.pooling)
@@ -459,7 +353,7 @@ enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *e
 		        m->index, p->name, m->decode && *m->decode ? m->decode : "-");
 	if (alone) {
 		take_answer_times(a, m->timing);
-		name_decoder(a, p); /* also again */
+		name_decoder(a, p);
 	}
 	if (attempt_prompt_missing(a))
 		return prompt_incomplete(a, p->name);
@@ -494,26 +388,22 @@ static const char *blamed(const struct attempt *a, const char *name)
 	return NULL;
 }
 
-/* A candidate that took the lease with it as it ended in order: it has told so, or the fault is of
- * that kind. The hand-over's failure is no loss then, nor the prefill worker's fault. NULL: there
- * is none. */
+/* The candidate with whose orderly end the lease was lost: the candidate has given it back, or the
+ * fault shows it. Such a failure of the hand-over is not a loss, and not the prefill worker's fault.
+ * NULL: no candidate ended in order. */
 static const struct worker_record *ended_candidate(const struct attempt *a, Pds__Fault fault)
 {
-	int is_peer = fault == PDS__FAULT__FAULT_PEER_LOST || fault == PDS__FAULT__FAULT_LEASE_LOST;
+	int is_gone = fault == PDS__FAULT__FAULT_PEER_LOST || fault == PDS__FAULT__FAULT_LEASE_LOST;
+	if (!is_gone && fault != PDS__FAULT__FAULT_STALLED && fault != PDS__FAULT__FAULT_DRAINING)
+		return NULL; /* the fault has nothing to do with the hand-over */
 	for (unsigned i = 0; i < a->try.n_cand; i++) {
 		const struct attempt_candidate *c = &a->try.cand[i];
 		const struct worker_record *w = registry_find(a->all->registry, c->name);
 		if (w && (c->lease == LEASE_GIVEN_BACK ||
-		          (is_peer && w->epoch == c->epoch && w->ended_in_order)))
+		          (is_gone && w->epoch == c->epoch && w->ended_in_order)))
 			return w;
 	}
 	return NULL;
-}
-
-static int is_of_handover(Pds__Fault fault)
-{
-	return fault == PDS__FAULT__FAULT_PEER_LOST || fault == PDS__FAULT__FAULT_LEASE_LOST ||
-	       fault == PDS__FAULT__FAULT_STALLED || fault == PDS__FAULT__FAULT_DRAINING;
 }
 
 enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event *e)
@@ -539,8 +429,7 @@ enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event 
 	a->end.retry_after_us = m->retry_after_us < RETRY_AFTER_MAX_US ? m->retry_after_us
 	                                                               : RETRY_AFTER_MAX_US;
 	const char *why = m->text && *m->text ? m->text : "the worker gave no reason";
-	const struct worker_record *ended = a->state == ATTEMPT_SUBMITTED && m->retry && !blame &&
-	                                            is_of_handover(m->fault)
+	const struct worker_record *ended = a->state == ATTEMPT_SUBMITTED && m->retry && !blame
 	                                        ? ended_candidate(a, m->fault)
 	                                        : NULL;
 	if (ended)

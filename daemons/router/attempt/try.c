@@ -1,5 +1,5 @@
 /* try.c - the present try of an attempt: its workers and their load, Submit and Cancel, and what
- * follows when it is lost.
+ * follows when the try is lost.
  *
  * A try is linked to a worker only while that worker is up. Closing a try cancels it at every
  * worker that has a part in it. */
@@ -7,6 +7,7 @@
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/err.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <stdio.h>
@@ -17,10 +18,24 @@
 #define LINK_RESTART_US 100000u
 /* pause before an attempt is placed again that the same worker gave back twice in a row */
 #define MOVED_AGAIN_US 50000u
-/* whoever has asked within this time finds a seat that was kept free */
+/* a caller's share of seats leaves room for others if one of them had a request within this time */
 #define OTHERS_US 60000000u
-/* pause after a worker's link took nothing */
+/* pause after a worker's link was full */
 #define LINK_FULL_US 20000u
+
+/* --- names for logs ------------------------------------------------------ */
+
+const char *attempt_state_name(enum attempt_state state)
+{
+	static const char *const names[] = {"new", "waiting", "submitted", "running", "ended"};
+	return names[state];
+}
+
+const char *answer_finish_name(enum answer_finish finish)
+{
+	static const char *const names[] = {"none", "stop", "length", "abort", "error"};
+	return names[finish];
+}
 
 /* --- load ---------------------------------------------------------------- */
 
@@ -31,7 +46,7 @@ static void unlink_worker(struct worker_record *w, struct list *node, uint64_t *
 	*charged = 0;
 }
 
-/* What is handed over is no load of the prefill worker any more. */
+/* A prompt that was handed over no longer counts as the prefill worker's load. */
 static int is_prefill_load(const struct attempt_try *t)
 {
 	return t->backlog || t->n_cand == 0;
@@ -68,19 +83,7 @@ void attempt_leave(struct attempt *a, struct worker_record *w)
 		leave_decode(&a->try);
 }
 
-static void join_prefill(struct attempt_try *t, struct worker_record *w, uint64_t tokens)
-{
-	t->prefill = w;
-	t->charged_prefill = t->backlog = tokens;
-	list_push_back(&w->prefills, &t->at_prefill);
-	w->requests++;
-	w->starting++;
-	w->tokens_in_flight += tokens;
-	w->backlog_tokens += tokens;
-	memcpy(t->prefill_name, w->name, sizeof t->prefill_name);
-}
-
-static uint64_t context_of(const struct attempt *a)
+static uint64_t context_tokens(const struct attempt *a)
 {
 	return (uint64_t)a->asked.prompt_tokens + a->got.n_out;
 }
@@ -92,7 +95,7 @@ void attempt_join_decode(struct attempt *a, struct worker_record *w)
 		return;
 	leave_decode(t);
 	t->decode = w;
-	t->charged_decode = context_of(a);
+	t->charged_decode = context_tokens(a);
 	list_push_back(&w->decodes, &t->at_decode);
 	w->requests++;
 	w->tokens_in_flight += t->charged_decode;
@@ -115,7 +118,7 @@ void attempt_prefill_done(struct attempt *a)
 	t->backlog = 0;
 	t->prefill->requests -= !is_prefill_load(t);
 	t->prefill->tokens_in_flight -= t->charged_prefill;
-	t->charged_prefill = attempt_is_alone(a) ? context_of(a) : 0;
+	t->charged_prefill = attempt_is_alone(a) ? context_tokens(a) : 0;
 	t->prefill->tokens_in_flight += t->charged_prefill;
 }
 
@@ -143,15 +146,6 @@ static unsigned recent_slot(const struct reqid *id, uint32_t number, uint64_t ep
 	return (unsigned)(id->lo + number + epoch) % ATTEMPTS_RECENT;
 }
 
-static void note_recent(struct attempt *a, uint64_t epoch)
-{
-	struct attempts *e = a->all;
-	unsigned i = recent_slot(&a->id, a->number, epoch);
-	e->recent[i].id = a->id;
-	e->recent[i].number = a->number;
-	e->recent[i].epoch = epoch;
-}
-
 int attempts_is_recent(const struct attempts *e, const struct reqid *id, uint32_t number,
                        uint64_t epoch)
 {
@@ -175,8 +169,12 @@ static void end_at(struct attempt *a, struct worker_record *w, uint64_t epoch, c
 {
 	if (reason && (!w || !worker_is_up(w) || w->epoch != epoch))
 		return;
-	if (!reason || attempts_send_cancel(a->all, w, &a->id, a->number, reason) == 0)
-		note_recent(a, epoch);
+	if (reason && attempts_send_cancel(a->all, w, &a->id, a->number, reason) < 0)
+		return;
+	unsigned i = recent_slot(&a->id, a->number, epoch);
+	a->all->recent[i].id = a->id;
+	a->all->recent[i].number = a->number;
+	a->all->recent[i].epoch = epoch;
 }
 
 void attempt_close_try(struct attempt *a, const char *reason)
@@ -202,25 +200,10 @@ void attempt_close_try(struct attempt *a, const char *reason)
 
 /* --- Submit -------------------------------------------------------------- */
 
-/* Prompt and answer so far, as one array; *ret_own must be freed. NULL: no memory. */
-static uint32_t *all_tokens(const struct attempt *a, uint32_t **ret_own)
-{
-	uint32_t n_prompt = a->asked.prompt_tokens, n_out = a->got.n_out;
-	*ret_own = NULL;
-	if (!n_out)
-		return (uint32_t *)a->asked.tokens;
-	uint32_t *all = mem_try_alloc(((size_t)n_prompt + n_out) * sizeof *all);
-	if (all) {
-		memcpy(all, a->asked.tokens, n_prompt * sizeof *all);
-		memcpy(all + n_prompt, a->got.out, n_out * sizeof *all);
-	}
-	return *ret_own = all;
-}
-
 static int send_submit(struct attempt *a, const struct placement *p)
 {
 	const struct attempt_spec *s = &a->asked;
-	uint32_t *own;
+	uint32_t *joined = NULL; /* prompt and answer so far; freed below */
 	Pds__Candidate cands[PLACE_CANDIDATES_MAX], *list[PLACE_CANDIDATES_MAX];
 	Pds__Request req = PDS__REQUEST__INIT;
 	Pds__Submit body = PDS__SUBMIT__INIT;
@@ -233,8 +216,15 @@ static int send_submit(struct attempt *a, const struct placement *p)
 		cands[i].epoch = p->decode[i]->epoch;
 		list[i] = &cands[i];
 	}
-	req.tokens = all_tokens(a, &own);
-	req.n_tokens = (size_t)context_of(a);
+	req.tokens = (uint32_t *)s->tokens;
+	req.n_tokens = (size_t)context_tokens(a);
+	if (a->got.n_out) {
+		req.tokens = joined = mem_try_alloc(req.n_tokens * sizeof *joined);
+		if (!joined)
+			return ERR_NOMEM;
+		memcpy(joined, s->tokens, s->prompt_tokens * sizeof *joined);
+		memcpy(joined + s->prompt_tokens, a->got.out, a->got.n_out * sizeof *joined);
+	}
 	req.prompt_tokens = s->prompt_tokens;
 	req.max_tokens = s->max_tokens;
 	req.pooling = s->pooling;
@@ -249,26 +239,16 @@ static int send_submit(struct attempt *a, const struct placement *p)
 	body.candidates = list;
 	body.n_candidates = p->n_decode;
 	struct msg_head head = {.req = a->id, .attempt = a->number, .deadline_us = s->deadline_us};
-	int r = req.tokens
-	            ? a->all->opts.send(a->all->opts.arg, p->first, MSG_REQUEST_SUBMIT, &head, &body)
-	            : ERR_NOMEM;
-	free(own);
+	int r = a->all->opts.send(a->all->opts.arg, p->first, MSG_REQUEST_SUBMIT, &head, &body);
+	free(joined);
 	return r;
 }
 
-/* From what was asked alone: also called when other answers of the request are gone. */
+/* Reads only `asked`: other answers of the request may have been freed. */
 int attempt_is_prefill_only(const struct attempt *a)
 {
 	const struct attempt_spec *s = &a->asked;
 	return s->pooling || (s->max_tokens == 1 && !(s->pin && s->pin->n_decode));
-}
-
-/* Has an attempt of another caller been new within the last minute? */
-static int others_are_about(const struct attempt *a)
-{
-	const struct attempts *e = a->all;
-	uint64_t us = e->last.id == a->asked.caller->id ? e->last.other_us : e->last.us;
-	return us && clock_us() - us < OTHERS_US;
 }
 
 struct place_wish attempt_wish(const struct attempt *a)
@@ -276,6 +256,9 @@ struct place_wish attempt_wish(const struct attempt *a)
 	const struct attempt_spec *s = &a->asked;
 	const struct worker_record *beside = s->beside ? s->beside->try.prefill : NULL;
 	uint32_t tokens = s->prompt_tokens + a->got.n_out;
+	/* when another caller had a new attempt last */
+	uint64_t other_us = a->all->last.id == s->caller->id ? a->all->last.other_us : a->all->last.us;
+	int has_others = other_us && clock_us() - other_us < OTHERS_US;
 	return (struct place_wish){.tokens = tokens,
 	                           .total_tokens = s->pooling    ? tokens
 	                                           : s->open_end ? tokens + 1
@@ -290,10 +273,11 @@ struct place_wish attempt_wish(const struct attempt *a)
 	                           .pin = s->pin,
 	                           .session = s->session,
 	                           .id = &a->id,
-	                           .seats = others_are_about(a) ? s->caller->seats : 0,
+	                           .seats = has_others ? s->caller->seats : 0,
 	                           .in_turn = !a->past.was_there};
 }
 
+/* Charges the load to the workers that were chosen. */
 static void begin_try(struct attempt *a, const struct placement *p)
 {
 	struct attempt_try *t = &a->try;
@@ -310,7 +294,14 @@ static void begin_try(struct attempt *a, const struct placement *p)
 		memcpy(t->cand[i].name, p->decode[i]->name, sizeof t->cand[i].name);
 	}
 	a->asked.caller->seats += (uint32_t)t->seated;
-	join_prefill(t, p->first, p->work_tokens);
+	t->prefill = p->first;
+	t->charged_prefill = t->backlog = p->work_tokens;
+	memcpy(t->prefill_name, p->first->name, sizeof t->prefill_name);
+	list_push_back(&p->first->prefills, &t->at_prefill);
+	p->first->requests++;
+	p->first->starting++;
+	p->first->tokens_in_flight += p->work_tokens;
+	p->first->backlog_tokens += p->work_tokens;
 	if (p->n_decode) {
 		attempt_join_decode(a, p->decode[0]);
 		p->decode[0]->starting++;
@@ -362,19 +353,19 @@ enum verdict attempt_give_up(struct attempt *a, int status, const char *why)
 	return OVER;
 }
 
-/* Some tokens came, beyond a first one that every try brings. */
+/* The try has given more than its first token, which every try gives. */
 static int has_progress(const struct attempt *a)
 {
 	return a->got.n_out > a->try.began_out + 1;
 }
 
-/* The total is bounded too: an attempt that brings some tokens each time and then crashes its
- * worker must not reach all workers. */
+/* The total number of tries is bounded too: a request whose tries each generate some tokens and
+ * then crash their worker must not reach all workers. */
 static enum verdict next_try(struct attempt *a, int status, const char *why, uint64_t pause_us)
 {
-	uint32_t most = a->all->opts.max_attempts;
+	uint32_t limit = a->all->opts.max_attempts;
 	char text[sizeof a->end.why];
-	if (a->past.lost >= most || a->number - a->past.moved >= (uint64_t)most * ATTEMPTS_TIMES) {
+	if (a->past.lost >= limit || a->number - a->past.moved >= (uint64_t)limit * ATTEMPTS_TIMES) {
 		snprintf(text, sizeof text, "%s (attempt %u, %u lost in a row: max_attempts)", why,
 		         a->number, a->past.lost);
 		return attempt_give_up(a, status, text);
@@ -400,7 +391,6 @@ const struct worker_record *attempt_link_restarted(const struct attempt *a)
 	return NULL;
 }
 
-/* The worker's link is up again in a moment, and so are others if this process was stopped. */
 enum verdict attempt_cut(struct attempt *a, const struct worker_record *w, const char *why)
 {
 	if (has_progress(a))
@@ -412,7 +402,8 @@ enum verdict attempt_cut(struct attempt *a, const struct worker_record *w, const
 	return next_try(a, 503, why, LINK_RESTART_US);
 }
 
-static int status_of(Pds__Fault fault)
+/* the HTTP status that a client gets */
+static int fault_status(Pds__Fault fault)
 {
 	switch (fault) {
 	case PDS__FAULT__FAULT_INVALID:
@@ -426,29 +417,6 @@ static int status_of(Pds__Fault fault)
 	}
 }
 
-/* Would another try at once meet the same fault? A full worker stays full for a while, and what
- * took two tries in a row may take a third. */
-static uint64_t pause_of(const struct attempt *a, Pds__Fault fault)
-{
-	int busy = fault == PDS__FAULT__FAULT_OVERLOADED || fault == PDS__FAULT__FAULT_NO_ROOM ||
-	           fault == PDS__FAULT__FAULT_DRAINING;
-	uint32_t lost = a->past.lost;
-	uint64_t pause = busy || lost > 1 ? 50000u << (lost < 4 ? lost : 4) : 0,
-			 room = a->end.retry_after_us;
-	if (room > a->all->opts.retry_wait_us)
-		room = a->all->opts.retry_wait_us;
-	return pause > room ? pause : room;
-}
-
-/* The prefill worker reports that no candidate got the KV, and no worker is to blame. (Until it
- * names the one that decodes, try.decode is the one that it asks first.) */
-static int handover_has_failed(const struct attempt *a, const struct attempt_loss *l)
-{
-	const struct attempt_try *t = &a->try;
-	return t->n_cand && t->prefill && strcmp(t->prefill->name, l->who) == 0 && !l->blame &&
-	       (l->fault == PDS__FAULT__FAULT_STALLED || l->fault == PDS__FAULT__FAULT_PEER_LOST);
-}
-
 enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 {
 	const struct worker_record *restarted = l->retry ? attempt_link_restarted(a) : NULL;
@@ -459,9 +427,13 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 	if (blamed)
 		registry_outcome(a->all->registry, blamed, 0, now);
 	a->past.lost = has_progress(a) ? 1 : a->past.lost + 1;
-	int failed = handover_has_failed(a, l);
-	if (failed && a->try.decode)
-		registry_handover(a->all->registry, a->try.prefill, a->try.decode, 0, now);
+	/* The prefill worker reports that no candidate got the KV, and no worker is to blame. (Until it
+	 * names the one that decodes, try.decode is the one that it asks first.) */
+	const struct attempt_try *t = &a->try;
+	int failed = t->n_cand && t->prefill && strcmp(t->prefill->name, l->who) == 0 && !l->blame &&
+	             (l->fault == PDS__FAULT__FAULT_STALLED || l->fault == PDS__FAULT__FAULT_PEER_LOST);
+	if (failed && t->decode)
+		registry_handover(a->all->registry, t->prefill, t->decode, 0, now);
 	a->past.alone = a->past.lost + 1 >= a->all->opts.max_attempts && failed;
 	log_req(LOG_WARN, &a->id, "attempt_lost",
 	        "attempt=%u lost=%u state=%s worker=%s blame=%s fault=%d retry=%d output_tokens=%u "
@@ -469,18 +441,23 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 	        a->number, a->past.lost, attempt_state_name(a->state), l->who,
 	        blamed ? blamed->name : "-", (int)l->fault, l->retry, a->got.n_out, log_quote(l->why));
 	snprintf(a->past.avoid, sizeof a->past.avoid, "%s", blamed ? blamed->name : l->who);
-	/* the worker has room only after the deadline: the client may come again, with more time */
-	int too_late = a->end.retry_after_us && now + a->end.retry_after_us >= a->asked.deadline_us;
-	if (!l->retry || too_late)
-		return attempt_give_up(a, status_of(l->fault), l->why);
-	return next_try(a, status_of(l->fault), l->why, pause_of(a, l->fault));
+	uint64_t room_us = a->end.retry_after_us;
+	if (!l->retry || (room_us && now + room_us >= a->asked.deadline_us))
+		return attempt_give_up(a, fault_status(l->fault), l->why);
+	/* A full worker stays full for a while, and what took two tries in a row may take a third. */
+	int busy = l->fault == PDS__FAULT__FAULT_OVERLOADED || l->fault == PDS__FAULT__FAULT_NO_ROOM ||
+	           l->fault == PDS__FAULT__FAULT_DRAINING;
+	uint32_t lost = a->past.lost;
+	uint64_t pause_us = busy || lost > 1 ? 50000u << (lost < 4 ? lost : 4) : 0;
+	room_us = least(room_us, a->all->opts.retry_wait_us);
+	return next_try(a, fault_status(l->fault), l->why, most(pause_us, room_us));
 }
 
 enum verdict attempt_put_back(struct attempt *a, struct worker_record *w, const char *why)
 {
 	log_req(LOG_INFO, &a->id, "attempt_put_back", "attempt=%u worker=%s why=%s", a->number, w->name,
 	        log_quote(why));
-	a->past.moved++; /* it counts neither in a row nor in total */
+	a->past.moved++; /* so it counts neither as a loss in a row nor in the total */
 	attempt_close_try(a, why);
 	registry_full(w);
 	a->all->counts.retries++;
@@ -488,7 +465,6 @@ enum verdict attempt_put_back(struct attempt *a, struct worker_record *w, const 
 	return RETRY;
 }
 
-/* Placed again at once; after a pause if the same worker gave back the try before too. */
 enum verdict attempt_moved(struct attempt *a, const struct worker_record *w, const char *why)
 {
 	int same = strcmp(a->past.avoid, w->name) == 0;
