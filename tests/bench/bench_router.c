@@ -166,14 +166,14 @@ static void place(const char *policy, uint32_t n_tokens, unsigned times)
 	}
 	double hash_us = (double)(cpu_ns() - t) / 1e3 / times;
 	fill(&g, p.of[0].hashes, p.of[0].n, 100000);
-	struct place_wish wish = {.tokens = n_tokens,
-	                          .total_tokens = n_tokens + 100,
-	                          .prefixes = policy_uses_prefixes(&g.policy) ? &p : NULL};
+	struct place_query query = {.tokens = n_tokens,
+	                            .total_tokens = n_tokens + 100,
+	                            .prefixes = policy_uses_prefixes(&g.policy) ? &p : NULL};
 	t = cpu_ns();
 	for (unsigned i = 0; i < times; i++)
-		place_choose(&g, &wish, clock_us(), &got);
+		place_choose(&g, &query, clock_us(), &got);
 	printf("placement, %-12s %6u tokens, %ux%u workers: hashing %.1f us, placing %.1f us\n", policy,
-	       n_tokens, FLEET, FLEET, wish.prefixes ? hash_us : 0,
+	       n_tokens, FLEET, FLEET, query.prefixes ? hash_us : 0,
 	       (double)(cpu_ns() - t) / 1e3 / times);
 	prefixes_fini(&p);
 	registry_fini(&g);

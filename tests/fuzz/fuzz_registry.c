@@ -104,19 +104,19 @@ static void step_place(struct fuzz_input *in)
 	struct placement p;
 	unsigned how = (unsigned)fuzz_take(in, 1);
 	prefixes_make(&w.g.roots, NULL, w.tokens, 1 + how % TOKENS, &prefixes);
-	const struct place_wish wish = {.tokens = 1 + how % TOKENS,
-	                                .total_tokens = 10 + how,
-	                                .prefixes = &prefixes,
-	                                .hidden = (unsigned)fuzz_take(in, 1),
-	                                .avoid = name_of(how),
-	                                .session = how};
+	const struct place_query query = {.tokens = 1 + how % TOKENS,
+	                                  .total_tokens = 10 + how,
+	                                  .prefixes = &prefixes,
+	                                  .hidden = (unsigned)fuzz_take(in, 1),
+	                                  .avoid = name_of(how),
+	                                  .session = how};
 	for (unsigned i = 0; i < PLACE_STAGES; i++)
 		w.g.policy.policy[i] = how % POLICIES;
-	int possible = place_possible(&w.g, &wish), rc = place_choose(&w.g, &wish, w.now_us, &p);
+	int possible = place_possible(&w.g, &query), rc = place_choose(&w.g, &query, w.now_us, &p);
 	must(possible == (rc == 0) && (rc == 0 || rc == ERR_NOTFOUND || rc == ERR_FULL));
 	if (rc == 0) {
 		must(worker_is_up(p.first) && p.n_decode <= PLACE_CANDIDATES_MAX);
-		must(p.hit_tokens <= wish.tokens && p.stored_tokens <= p.hit_tokens);
+		must(p.hit_tokens <= query.tokens && p.stored_tokens <= p.hit_tokens);
 		for (unsigned i = 0; i < p.n_decode; i++)
 			must(worker_is_up(p.decode[i]) && p.decode[i] != p.first);
 	}

@@ -58,12 +58,12 @@ static inline void both(struct registry *g, unsigned policy)
 	g->policy.policy[PLACE_PREFILL] = g->policy.policy[PLACE_DECODE] = policy;
 }
 
-static inline const char *show(struct registry *g, const struct place_wish *wish)
+static inline const char *show(struct registry *g, const struct place_query *query)
 {
 	static char text[256];
 	struct placement p;
-	int r = place_choose(g, wish, clock_us(), &p);
-	ck_assert_int_eq(place_possible(g, wish), r == 0);
+	int r = place_choose(g, query, clock_us(), &p);
+	ck_assert_int_eq(place_possible(g, query), r == 0);
 	if (r < 0)
 		return err_name(r);
 	size_t n = (size_t)snprintf(text, sizeof text, "%s", p.first->name);
@@ -75,7 +75,7 @@ static inline const char *show(struct registry *g, const struct place_wish *wish
 struct prompt_of {
 	uint32_t tokens[1024];
 	struct prefixes prefixes;
-	struct place_wish wish;
+	struct place_query query;
 };
 
 /* kind: the beginning all prompts of a kind share. */
@@ -84,7 +84,7 @@ static inline void make_prompt(struct registry *g, struct prompt_of *p, uint32_t
 	for (uint32_t i = 0; i < n; i++)
 		p->tokens[i] = kind * 10000 + i;
 	prefixes_make(&g->roots, NULL, p->tokens, n, &p->prefixes);
-	p->wish = (struct place_wish){.tokens = n, .total_tokens = n + 10, .prefixes = &p->prefixes};
+	p->query = (struct place_query){.tokens = n, .total_tokens = n + 10, .prefixes = &p->prefixes};
 }
 
 static inline void holds(struct registry *g, struct worker_record *w, const struct prompt_of *p,

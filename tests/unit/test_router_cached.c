@@ -40,7 +40,7 @@ TEST_LOOP(by_what_is_cached, 0, COUNT(caches))
 		holds(&g, w, &p, caches[_i].blocks[i], caches[_i].tier[i]);
 	}
 	struct placement pl;
-	ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
+	ck_assert_int_eq(place_choose(&g, &p.query, clock_us(), &pl), 0);
 	ck_assert_str_eq(pl.first->name, caches[_i].want);
 	ck_assert_int_eq(pl.predicted, 1);
 	unsigned at = (unsigned)(caches[_i].want[1] - '1'), blocks = caches[_i].blocks[at];
@@ -95,11 +95,11 @@ TEST_LOOP(by_measured_rates, 0, COUNT(weights))
 	g.policy.kv_predict_us = 0;
 	/* so p1 while it costs the same */
 	p2->backlog_tokens = p2->tokens_in_flight = 1;
-	ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
+	ck_assert_int_eq(place_choose(&g, &p.query, clock_us(), &pl), 0);
 	ck_assert_ptr_eq(pl.first, p1);
 	/* more than reading saves */
 	p1->backlog_tokens = p1->tokens_in_flight = 2 + (uint64_t)(160 * (1 - weights[_i].want));
-	ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
+	ck_assert_int_eq(place_choose(&g, &p.query, clock_us(), &pl), 0);
 	ck_assert_ptr_eq(pl.first, p2);
 	registry_down(&g, p1, clock_us());
 	p1->backlog_tokens = p1->tokens_in_flight = 0;
@@ -126,7 +126,7 @@ TEST_LOOP(storage_is_read_by_prefill_workers, 0, 3)
 	holds(&g, w1, &p, 15, 1);
 	holds(&g, w2, &p, 1, 0);
 	holds(&g, w2, &p, 15, 2);
-	ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
+	ck_assert_int_eq(place_choose(&g, &p.query, clock_us(), &pl), 0);
 	struct worker_record *at = _i ? pl.first : pl.decode[0];
 	ck_assert_ptr_eq(at, _i == 2 ? w1 : w2);
 	ck_assert_uint_eq(pl.hit_tokens, _i == 2 ? 15 * BT : _i ? BT : 0);
@@ -148,13 +148,13 @@ TEST(other_prompts_help_nobody)
 	make_prompt(&g, &b, 2, 320);
 	holds(&g, p1, &b, 20, 0);
 	p1->backlog_tokens = 1;
-	ck_assert_int_eq(place_choose(&g, &a.wish, clock_us(), &pl), 0);
+	ck_assert_int_eq(place_choose(&g, &a.query, clock_us(), &pl), 0);
 	ck_assert_ptr_eq(pl.first, p2);
 	ck_assert_uint_eq(pl.hit_tokens, 0);
 	struct prefixes none = {0};
-	b.wish.prefixes = &none; /* not hashed: by load, and nothing is predicted */
+	b.query.prefixes = &none; /* not hashed: by load, and nothing is predicted */
 	p2->backlog_tokens = 50;
-	ck_assert_int_eq(place_choose(&g, &b.wish, clock_us(), &pl), 0);
+	ck_assert_int_eq(place_choose(&g, &b.query, clock_us(), &pl), 0);
 	ck_assert_ptr_eq(pl.first, p1);
 	ck_assert_int_eq(pl.predicted, 0);
 	prefixes_fini(&a.prefixes);
@@ -202,7 +202,7 @@ TEST_LOOP(decode_workers, 0, COUNT(decodes))
 		w->requests = decodes[_i].requests[i];
 		holds(&g, w, &p, decodes[_i].blocks[i], 0);
 	}
-	ck_assert_str_eq(show(&g, &p.wish) + 3, decodes[_i].want);
+	ck_assert_str_eq(show(&g, &p.query) + 3, decodes[_i].want);
 	prefixes_fini(&p.prefixes);
 	registry_fini(&g);
 }
@@ -215,7 +215,7 @@ TEST_LOOP(long_and_short, 0, 2)
 		const char *want;
 	} rows[] = {{100, "p1 d2 d1"}, {10000, "p1 d1 d2"}};
 	struct registry g;
-	struct place_wish wish = {.tokens = rows[_i].tokens, .total_tokens = rows[_i].tokens + 1};
+	struct place_query query = {.tokens = rows[_i].tokens, .total_tokens = rows[_i].tokens + 1};
 	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	struct worker_record *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
@@ -223,7 +223,7 @@ TEST_LOOP(long_and_short, 0, 2)
 	d1->requests = 1;
 	d2->tokens_in_flight = 20000;
 	d2->requests = 9;
-	ck_assert_str_eq(show(&g, &wish), rows[_i].want);
+	ck_assert_str_eq(show(&g, &query), rows[_i].want);
 	registry_fini(&g);
 }
 
@@ -233,7 +233,7 @@ TEST(other_routers)
 {
 	struct registry g;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
-	struct place_wish wish = {.tokens = 100, .total_tokens = 110};
+	struct place_query query = {.tokens = 100, .total_tokens = 110};
 	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	struct worker_record *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
@@ -249,7 +249,7 @@ TEST(other_routers)
 	d1->requests = 0; /* they have ended since */
 	d1->tokens_in_flight = 0;
 	d2->tokens_in_flight = 10;
-	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");
+	ck_assert_str_eq(show(&g, &query), "p1 d1 d2");
 	b.running = 3;
 	b.waiting = 1;
 	b.blocks_held = 80;
@@ -261,14 +261,14 @@ TEST(other_routers)
 	d1->requests = 0;
 	d1->tokens_in_flight = 0;
 	d2->tokens_in_flight = 30 * BT + 2 * 256 + 2 * 100 - 1;
-	ck_assert_str_eq(show(&g, &wish), "p1 d2 d1");
+	ck_assert_str_eq(show(&g, &query), "p1 d2 d1");
 	d2->tokens_in_flight += 2;
-	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");
+	ck_assert_str_eq(show(&g, &query), "p1 d1 d2");
 	/* nonsense costs a guess, no more */
 	b.running = b.waiting = b.blocks_held = b.blocks_free = UINT32_MAX;
 	d1->tokens_in_flight = UINT64_MAX / 4;
 	registry_beat(d1, &b, clock_us());
-	ck_assert_str_eq(show(&g, &wish), "p1 d2 d1");
+	ck_assert_str_eq(show(&g, &query), "p1 d2 d1");
 	registry_down(&g, d1, clock_us());
 	d1 = add(&g, "d1", "decode");
 	ck_assert_uint_eq(d1->other_sequences, 0); /* a new life */
@@ -280,7 +280,7 @@ TEST(room_that_was_given_away)
 {
 	struct registry g;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
-	struct place_wish wish = {.tokens = 320, .total_tokens = 330};
+	struct place_query query = {.tokens = 320, .total_tokens = 330};
 	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	struct worker_record *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
@@ -289,10 +289,10 @@ TEST(room_that_was_given_away)
 	registry_beat(d2, &b, clock_us());
 	d2->tokens_in_flight = 300;
 	/* the rig charges nothing: only the promise counts */
-	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");
-	ck_assert_str_eq(show(&g, &wish), "p1 d2 d1");
+	ck_assert_str_eq(show(&g, &query), "p1 d1 d2");
+	ck_assert_str_eq(show(&g, &query), "p1 d2 d1");
 	registry_beat(d1, &b, clock_us());
-	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");
+	ck_assert_str_eq(show(&g, &query), "p1 d1 d2");
 	registry_fini(&g);
 }
 
@@ -312,7 +312,7 @@ TEST_LOOP(bursts, 0, 2)
 	g.policy.kv_predict_us = _i ? 60000000 : 0;
 	unsigned n[2] = {0};
 	for (int i = 0; i < 10; i++) {
-		ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
+		ck_assert_int_eq(place_choose(&g, &p.query, clock_us(), &pl), 0);
 		pl.first->backlog_tokens += 330 - pl.hit_tokens;
 		n[pl.first == w[1]]++;
 		if (_i)
@@ -325,7 +325,7 @@ TEST_LOOP(bursts, 0, 2)
 	/* what waits there in the end outweighs the prefix */
 	struct worker_record *last = pl.first;
 	last->backlog_tokens += 5000;
-	ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
+	ck_assert_int_eq(place_choose(&g, &p.query, clock_us(), &pl), 0);
 	ck_assert_ptr_ne(pl.first, last);
 	prefixes_fini(&p.prefixes);
 	registry_fini(&g);

@@ -375,9 +375,9 @@ static const char *choose(struct registry *g, uint32_t tokens, const char *numer
 {
 	static char text[256];
 	struct placement p;
-	struct place_wish wish = {
+	struct place_query query = {
 		.tokens = tokens, .total_tokens = tokens, .numerics = numerics, .avoid = avoid};
-	int r = place_choose(g, &wish, clock_us(), &p);
+	int r = place_choose(g, &query, clock_us(), &p);
 	if (r < 0)
 		return err_name(r);
 	size_t n = (size_t)snprintf(text, sizeof text, "%s", p.first->name);

@@ -41,17 +41,17 @@ TEST_LOOP(constraints_under_each_policy, 0, POLICIES)
 			if (rand_r(&seed) % 6 == 0)
 				registry_down(&g, w, now);
 		}
-		struct place_wish wish = {.tokens = 50,
-		                          .total_tokens = rand_r(&seed) % 2 ? 90 : 1000,
-		                          .session = (uint64_t)rand_r(&seed) % 3,
-		                          .prefill_only = round % 8 == 7};
-		wish.avoid = rand_r(&seed) % 2 ? "w1" : NULL;
-		int r = place_choose(&g, &wish, now, &p);
-		ck_assert_int_eq(r == 0, place_possible(&g, &wish));
+		struct place_query query = {.tokens = 50,
+		                            .total_tokens = rand_r(&seed) % 2 ? 90 : 1000,
+		                            .session = (uint64_t)rand_r(&seed) % 3,
+		                            .prefill_only = round % 8 == 7};
+		query.avoid = rand_r(&seed) % 2 ? "w1" : NULL;
+		int r = place_choose(&g, &query, now, &p);
+		ck_assert_int_eq(r == 0, place_possible(&g, &query));
 		for (unsigned i = 0; r == 0 && i <= p.n_decode; i++) {
 			const struct worker_record *w = i ? p.decode[i - 1] : p.first;
 			ck_assert(worker_is_up(w) && !w->beat.draining && !w->drained &&
-			          w->context_tokens >= wish.total_tokens);
+			          w->context_tokens >= query.total_tokens);
 			ck_assert(i ? w->role == ROLE_DECODE && strcmp(w->numerics, p.first->numerics) == 0
 			            : 1);
 			for (unsigned k = 1; k < i; k++) {
@@ -64,12 +64,12 @@ TEST_LOOP(constraints_under_each_policy, 0, POLICIES)
 			}
 		}
 		if (r == 0 && p.first->role == ROLE_PREFILL)
-			ck_assert_int_eq(p.n_decode > 0, !wish.prefill_only);
+			ck_assert_int_eq(p.n_decode > 0, !query.prefill_only);
 		if (r == 0 && (p.first->breaker.open || worker_is_stuck(&g, p.first, now)))
 			list_each(it, &g.workers) {
 				const struct worker_record *o = list_entry(it, struct worker_record, node);
 				ck_assert(o->role != ROLE_MIXED || !worker_is_up(o) || worker_drains(o) ||
-				          o->context_tokens < wish.total_tokens || o->breaker.open ||
+				          o->context_tokens < query.total_tokens || o->breaker.open ||
 				          (!p.first->breaker.open && worker_is_stuck(&g, o, now)));
 			}
 		placed += r == 0;
@@ -84,7 +84,7 @@ TEST(breaker_lets_one_try)
 {
 	struct registry g;
 	struct placement p;
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	struct place_query query = {.tokens = 8, .total_tokens = 9};
 	uint64_t now = clock_us();
 	unsigned n = 0;
 	registry_defaults(&g, 1000000);
@@ -96,18 +96,18 @@ TEST(breaker_lets_one_try)
 		registry_outcome(&g, p2, 0, now);
 	ck_assert_uint_eq(g.breaker_opened, 1);
 	for (int i = 0; i < 10; i++) {
-		ck_assert_int_eq(place_choose(&g, &wish, now, &p), 0);
+		ck_assert_int_eq(place_choose(&g, &query, now, &p), 0);
 		ck_assert_str_eq(p.first->name, "p1");
 	}
 	now += g.breaker.open_us;
 	for (int i = 0; i < 10; i++) {
-		ck_assert_int_eq(place_choose(&g, &wish, now, &p), 0);
+		ck_assert_int_eq(place_choose(&g, &query, now, &p), 0);
 		n += p.first == p2;
 	}
 	ck_assert_uint_eq(n, 1);
 	registry_outcome(&g, p2, 1, now);
 	for (int i = 0; i < 10; i++) {
-		ck_assert_int_eq(place_choose(&g, &wish, now, &p), 0);
+		ck_assert_int_eq(place_choose(&g, &query, now, &p), 0);
 		n += p.first == p2;
 	}
 	ck_assert_uint_ge(n, 6);
@@ -118,20 +118,20 @@ TEST(breaker_lets_one_try)
 TEST(all_prefill_workers_are_ill)
 {
 	struct registry g;
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	struct place_query query = {.tokens = 8, .total_tokens = 9};
 	uint64_t now = clock_us();
 	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill"),
 						 *d1 = add(&g, "d1", "decode");
 	p1->beat.running = p2->beat.running = 1;
 	p1->progress_us = now - 2000000;
-	ck_assert_str_eq(show(&g, &wish), "p2 d1");
+	ck_assert_str_eq(show(&g, &query), "p2 d1");
 	p2->breaker.open = 1;
 	p2->breaker.until_us = now + 60000000;
-	ck_assert_str_eq(show(&g, &wish), "d1");
+	ck_assert_str_eq(show(&g, &query), "d1");
 	d1->beat.running = 1;
 	d1->progress_us = now - 2000000;
-	ck_assert_str_eq(show(&g, &wish), "p1 d1"); /* nobody is well: as always */
+	ck_assert_str_eq(show(&g, &query), "p1 d1"); /* nobody is well: as always */
 	registry_fini(&g);
 }
 
@@ -143,35 +143,35 @@ TEST(too_long_to_hand_over)
 	registry_defaults(&g, 1000000);
 	struct worker_record *p = add(&g, "p", "prefill"), *d = add(&g, "d", "decode");
 	p->handover_tokens = 800;
-	struct place_wish wish = {.tokens = 800, .total_tokens = 900};
-	ck_assert_str_eq(show(&g, &wish), "p d");
-	wish.tokens = 801;
-	ck_assert_str_eq(show(&g, &wish), "d");
+	struct place_query query = {.tokens = 800, .total_tokens = 900};
+	ck_assert_str_eq(show(&g, &query), "p d");
+	query.tokens = 801;
+	ck_assert_str_eq(show(&g, &query), "d");
 	p->handover_tokens = 0;
 	d->handover_tokens = 800;
-	ck_assert_str_eq(show(&g, &wish), "d");
+	ck_assert_str_eq(show(&g, &query), "d");
 	p->handover_tokens = 800;
-	wish.prefill_only = 1;
-	ck_assert_str_eq(show(&g, &wish), "p");
-	wish.prefill_only = 0;
+	query.prefill_only = 1;
+	ck_assert_str_eq(show(&g, &query), "p");
+	query.prefill_only = 0;
 	add(&g, "m", "mixed");
-	ck_assert_str_eq(show(&g, &wish), "m");
+	ck_assert_str_eq(show(&g, &query), "m");
 	registry_fini(&g);
 }
 
 TEST(rather_alone)
 {
 	struct registry g;
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .alone = 1};
+	struct place_query query = {.tokens = 8, .total_tokens = 9, .alone = 1};
 	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	struct worker_record *d1 = add(&g, "d1", "decode");
-	ck_assert_str_eq(show(&g, &wish), "d1");
+	ck_assert_str_eq(show(&g, &query), "d1");
 	d1->breaker.open = 1;
 	d1->breaker.until_us = clock_us() + 60000000;
-	ck_assert_str_eq(show(&g, &wish), "d1"); /* as it would be in a pair */
+	ck_assert_str_eq(show(&g, &query), "d1"); /* as it would be in a pair */
 	add(&g, "m1", "mixed");
-	ck_assert_str_eq(show(&g, &wish), "m1");
+	ck_assert_str_eq(show(&g, &query), "m1");
 	registry_fini(&g);
 }
 
@@ -196,7 +196,7 @@ TEST_LOOP(pinned, 0, COUNT(pins))
 {
 	struct registry g;
 	struct place_pin pin = {0};
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .pin = &pin};
+	struct place_query query = {.tokens = 8, .total_tokens = 9, .pin = &pin};
 	registry_defaults(&g, 1000000);
 	add(&g, "p1", "prefill");
 	add(&g, "p2", "prefill")->backlog_tokens = 5000;
@@ -209,7 +209,7 @@ TEST_LOOP(pinned, 0, COUNT(pins))
 		snprintf(pin.decode[pin.n_decode++], WORKER_NAME_MAX, "%s", pins[_i].decode[i]);
 	const char *want = strcmp(pins[_i].want, "not found") == 0 ? err_name(ERR_NOTFOUND)
 	                                                           : pins[_i].want;
-	ck_assert_str_eq(show(&g, &wish), want);
+	ck_assert_str_eq(show(&g, &query), want);
 	registry_fini(&g);
 }
 
@@ -231,12 +231,12 @@ TEST_LOOP(pairs_of_several_hosts, 0, COUNT(sites))
 	struct registry g;
 	struct placement p;
 	Pds__Peer list[2];
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	struct place_query query = {.tokens = 8, .total_tokens = 9};
 	int pairs = sites[_i].pairs, far = strcmp(sites[_i].p_site, sites[_i].d_site) != 0;
 	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add_at(&g, "p1", "prefill", sites[_i].p_site, sites[_i].p_tells),
 						 *d1 = add_at(&g, "d1", "decode", sites[_i].d_site, sites[_i].d_tells);
-	ck_assert_int_eq(place_choose(&g, &wish, clock_us(), &p), 0);
+	ck_assert_int_eq(place_choose(&g, &query, clock_us(), &p), 0);
 	ck_assert_str_eq(p.first->name, pairs ? "p1" : "d1");
 	ck_assert_uint_eq(p.n_decode, (unsigned)pairs);
 	ck_assert_uint_eq(registry_peers(&g, p1, list), (size_t)pairs);
@@ -259,7 +259,7 @@ TEST(a_failed_pair_waits)
 {
 	struct registry g;
 	struct placement p;
-	const struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	const struct place_query query = {.tokens = 8, .total_tokens = 9};
 	registry_defaults(&g, 1000000);
 	const uint64_t now = clock_us(), while_us = g.breaker.open_us;
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *d1 = add(&g, "d1", "decode");
@@ -282,7 +282,7 @@ TEST(a_failed_pair_waits)
 	for (int i = 0; i < COUNT(steps); i++) {
 		if (steps[i].outcome)
 			registry_handover(&g, p1, d1, steps[i].outcome > 0, now + steps[i].at_us);
-		ck_assert_int_eq(place_choose(&g, &wish, now + steps[i].at_us, &p), 0);
+		ck_assert_int_eq(place_choose(&g, &query, now + steps[i].at_us, &p), 0);
 		ck_assert_msg(p.n_decode == steps[i].pairs, "%s: %u", steps[i].what, p.n_decode);
 		ck_assert_msg(p.first == (p.n_decode ? p1 : d1), "%s", steps[i].what);
 	}
@@ -293,19 +293,19 @@ TEST(a_failed_pair_waits)
 TEST(a_failed_pair_leaves_others)
 {
 	struct registry g;
-	const struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	const struct place_query query = {.tokens = 8, .total_tokens = 9};
 	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *d1 = add(&g, "d1", "decode"),
 						 *d2 = add(&g, "d2", "decode");
 	registry_handover(&g, p1, d1, 0, clock_us());
-	ck_assert_str_eq(show(&g, &wish), "p1 d2");
+	ck_assert_str_eq(show(&g, &query), "p1 d2");
 	registry_handover(&g, p1, d2, 0, clock_us());
-	ck_assert_str_eq(show(&g, &wish), "d1"); /* which needs no hand-over */
+	ck_assert_str_eq(show(&g, &query), "d1"); /* which needs no hand-over */
 	struct worker_record *p2 = add(&g, "p2", "prefill");
 	registry_handover(&g, p2, d2, 0, clock_us());
-	ck_assert_str_eq(show(&g, &wish), "p2 d1");
+	ck_assert_str_eq(show(&g, &query), "p2 d1");
 	const struct place_pin pin = {.prefill = "p1", .decode = {"d1"}, .n_decode = 1};
-	const struct place_wish pinned = {.tokens = 8, .total_tokens = 9, .pin = &pin};
+	const struct place_query pinned = {.tokens = 8, .total_tokens = 9, .pin = &pin};
 	ck_assert_str_eq(show(&g, &pinned), "p1 d1");
 	registry_fini(&g);
 }
@@ -317,7 +317,7 @@ TEST(failed_pairs_are_forgotten)
 	struct registry g;
 	char why[200], name[16];
 	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
-	const struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	const struct place_query query = {.tokens = 8, .total_tokens = 9};
 	registry_defaults(&g, 1000000);
 	struct worker_record *p1 = add(&g, "p1", "prefill"), *d1 = add(&g, "d1", "decode");
 	info.role = "decode";
@@ -327,17 +327,17 @@ TEST(failed_pairs_are_forgotten)
 	registry_handover(&g, p1, d1, 0, clock_us());
 	info.site = ""; /* its messager goes, and comes back */
 	ck_assert_int_eq(registry_update(&g, d1, &info, why, sizeof why), 0);
-	ck_assert_str_eq(show(&g, &wish), "d1");
+	ck_assert_str_eq(show(&g, &query), "d1");
 	info.site = "s";
 	ck_assert_int_eq(registry_update(&g, d1, &info, why, sizeof why), 0);
-	ck_assert_str_eq(show(&g, &wish), "p1 d1");
+	ck_assert_str_eq(show(&g, &query), "p1 d1");
 	registry_handover(&g, p1, d1, 0, clock_us());
 	ck_assert_int_eq(registry_update(&g, d1, &info, why, sizeof why), 0);
-	ck_assert_str_eq(show(&g, &wish), "d1"); /* nothing has changed */
+	ck_assert_str_eq(show(&g, &query), "d1"); /* nothing has changed */
 	registry_down(&g, p1, clock_us());
 	p1->epoch = 0; /* add() starts life 1 */
 	ck_assert_ptr_eq(add(&g, "p1", "prefill"), p1);
-	ck_assert_str_eq(show(&g, &wish), "p1 d1");
+	ck_assert_str_eq(show(&g, &query), "p1 d1");
 	for (unsigned i = 0; i <= HANDOVERS_FAILED_MAX; i++) {
 		snprintf(name, sizeof name, "x%u", i);
 		struct worker_record *x = add(&g, name, "decode");
@@ -345,7 +345,7 @@ TEST(failed_pairs_are_forgotten)
 		registry_handover(&g, p1, i < HANDOVERS_FAILED_MAX ? x : d1, 0, clock_us());
 	}
 	ck_assert_uint_eq(g.n_failed, HANDOVERS_FAILED_MAX);
-	ck_assert_str_eq(show(&g, &wish), "d1");
+	ck_assert_str_eq(show(&g, &query), "d1");
 	registry_forget(&g, clock_us() + WORKER_FORGET_US + 1000000); /* all x */
 	ck_assert_uint_eq(g.n_failed, 1);
 	registry_fini(&g);
@@ -369,7 +369,7 @@ static const struct {
 TEST_LOOP(workers_of_the_same_host_come_first, 0, COUNT(near))
 {
 	struct registry g;
-	struct place_wish wish = {.tokens = 64, .total_tokens = 70};
+	struct place_query query = {.tokens = 64, .total_tokens = 70};
 	registry_defaults(&g, 1000000);
 	both(&g, near[_i].policy);
 	add_at(&g, "p1", "prefill", "a", "rm");
@@ -378,7 +378,7 @@ TEST_LOOP(workers_of_the_same_host_come_first, 0, COUNT(near))
 	here->placed_seq = 7;
 	here->tokens_in_flight = near[_i].near_tokens;
 	far->tokens_in_flight = near[_i].far_tokens;
-	ck_assert_str_eq(show(&g, &wish), near[_i].want);
+	ck_assert_str_eq(show(&g, &query), near[_i].want);
 	registry_fini(&g);
 }
 

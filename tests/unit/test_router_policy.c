@@ -50,7 +50,7 @@ TEST_LOOP(by_load, 0, COUNT(loads))
 {
 	static const char *const pn[] = {"p1", "p2", "p3"}, *const dn[] = {"d1", "d2", "d3"};
 	struct registry g;
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	struct place_query query = {.tokens = 8, .total_tokens = 9};
 	registry_defaults(&g, 1000000);
 	both(&g, loads[_i].policy);
 	g.policy.session_fallback = POLICY_LEAST_TOKENS;
@@ -64,14 +64,14 @@ TEST_LOOP(by_load, 0, COUNT(loads))
 		d->requests = loads[_i].d[i].requests;
 		d->placed_seq = loads[_i].d[i].placed;
 	}
-	ck_assert_str_eq(show(&g, &wish), loads[_i].want);
+	ck_assert_str_eq(show(&g, &query), loads[_i].want);
 	registry_fini(&g);
 }
 
 TEST(round_robin_is_even)
 {
 	struct registry g;
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	struct place_query query = {.tokens = 8, .total_tokens = 9};
 	struct placement p;
 	unsigned n[3] = {0};
 	registry_defaults(&g, 1000000);
@@ -80,7 +80,7 @@ TEST(round_robin_is_even)
 	add(&g, "m1", "mixed");
 	add(&g, "m2", "mixed");
 	for (int i = 0; i < 30; i++) {
-		ck_assert_int_eq(place_choose(&g, &wish, clock_us(), &p), 0);
+		ck_assert_int_eq(place_choose(&g, &query, clock_us(), &p), 0);
 		n[p.first->name[1] - '0']++;
 	}
 	ck_assert(n[0] == 10 && n[1] == 10 && n[2] == 10);
@@ -91,7 +91,7 @@ TEST(round_robin_is_even)
 TEST_LOOP(drawn, 0, 2)
 {
 	static const unsigned which[] = {POLICY_RANDOM, POLICY_POWER_OF_TWO};
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	struct place_query query = {.tokens = 8, .total_tokens = 9};
 	char first[2][4000] = {"", ""};
 	unsigned n[4] = {0};
 	for (int round = 0; round < 2; round++) {
@@ -106,7 +106,7 @@ TEST_LOOP(drawn, 0, 2)
 		}
 		for (int i = 0; i < 1000; i++) {
 			struct placement p;
-			ck_assert_int_eq(place_choose(&g, &wish, clock_us(), &p), 0);
+			ck_assert_int_eq(place_choose(&g, &query, clock_us(), &p), 0);
 			first[round][i] = p.first->name[1];
 			n[p.first->name[1] - '0']++;
 		}
@@ -126,15 +126,15 @@ TEST_LOOP(drawn, 0, 2)
 TEST_LOOP(one_worker_serves_under_each_policy, 0, 2)
 {
 	struct registry g;
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .session = (uint64_t)_i};
+	struct place_query query = {.tokens = 8, .total_tokens = 9, .session = (uint64_t)_i};
 	for (unsigned policy = 0; policy < POLICIES; policy++) {
 		registry_defaults(&g, 1000000);
 		both(&g, policy);
-		ck_assert_str_eq(show(&g, &wish), err_name(ERR_NOTFOUND));
+		ck_assert_str_eq(show(&g, &query), err_name(ERR_NOTFOUND));
 		add(&g, "d1", "decode");
-		ck_assert_str_eq(show(&g, &wish), "d1");
+		ck_assert_str_eq(show(&g, &query), "d1");
 		add(&g, "p1", "prefill");
-		ck_assert_str_eq(show(&g, &wish), "p1 d1");
+		ck_assert_str_eq(show(&g, &query), "p1 d1");
 		registry_fini(&g);
 	}
 }
@@ -144,8 +144,8 @@ TEST_LOOP(one_worker_serves_under_each_policy, 0, 2)
 static struct worker_record *session_goes_to(struct registry *g, uint64_t session)
 {
 	struct placement p;
-	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .session = session};
-	ck_assert_int_eq(place_choose(g, &wish, clock_us(), &p), 0);
+	struct place_query query = {.tokens = 8, .total_tokens = 9, .session = session};
+	ck_assert_int_eq(place_choose(g, &query, clock_us(), &p), 0);
 	return p.first;
 }
 

@@ -221,25 +221,25 @@ static void end_attempt(struct attempt *a)
 	        *a->end.why ? log_quote(a->end.why) : "");
 }
 
-/* Passes the event to the state, and enters states until one stays. The attempt may be freed when it
- * returns. */
+/* Passes the event to the state, and enters states until one stays. The attempt may be freed
+ * when it returns. */
 static void attempt_step(struct attempt *a, const struct attempt_event *event)
 {
 	static const struct attempt_event enter = {.type = ON_ENTER};
 	const struct attempt_event *e = event;
 	for (;;) {
-		enum attempt_state to = states[a->state].step(a, e), from = a->state;
-		if (to == from)
+		enum attempt_state next = states[a->state].step(a, e), from = a->state;
+		if (next == from)
 			return;
-		if (!(states[from].next & 1u << to))
+		if (!(states[from].next & 1u << next))
 			PANIC("attempt %s: illegal step %s -> %s", log_reqid(&a->id), attempt_state_name(from),
-			      attempt_state_name(to));
+			      attempt_state_name(next));
 		log_req(LOG_DEBUG, &a->id, "attempt_state", "from=%s to=%s attempt=%u",
-		        attempt_state_name(from), attempt_state_name(to), a->number);
-		a->state = to;
+		        attempt_state_name(from), attempt_state_name(next), a->number);
+		a->state = next;
 		list_remove(&a->waiting);
 		leave_queue(a);
-		if (!states[to].step)
+		if (!states[next].step)
 			break;
 		e = &enter;
 	}
@@ -327,16 +327,16 @@ int attempt_start(struct attempt *a)
 		e->last.other_us = e->last.us;
 	}
 	e->last.us = now;
-	struct place_wish wish = attempt_wish(a);
-	wish.now_us = now;
+	struct place_query query = attempt_query(a);
+	query.now_us = now;
 	int waits = a->asked.caller->turns.n || (e->room && e->queue.n);
 	enum attempt_placed placed = LATER;
-	if (!waits || !place_possible(e->registry, &wish))
+	if (!waits || !place_possible(e->registry, &query))
 		placed = attempt_submit(a);
 	if (placed == LINK_FULL)
 		placed = attempt_submit(a); /* attempt_submit avoids that worker now */
 	int returns = placed == NO_WORKER &&
-	              place_may_return(e->registry, &wish, e->opts.retry_wait_us);
+	              place_may_return(e->registry, &query, e->opts.retry_wait_us);
 	if (returns)
 		log_req(LOG_INFO, &a->id, "waiting_for_worker", "why=\"none is ready, one restarts\"");
 	else if (placed == NO_WORKER || placed == TOO_LONG)
@@ -516,8 +516,8 @@ void attempts_take_turns(struct attempts *e, uint64_t now)
 			e->room = 1;
 			at = &e->queue.owners;
 		} else if (tried.placed == LATER) {
-			struct place_wish wish = attempt_wish(a);
-			int all_busy = !place_is_restricted(e->registry, &wish);
+			struct place_query query = attempt_query(a);
+			int all_busy = !place_is_restricted(e->registry, &query);
 			later |= all_busy;
 			if (all_busy && (prefill_only || !e->n_prefill_only))
 				at = &e->queue.owners;
@@ -569,11 +569,11 @@ static void leave_worker(const struct attempts *e, struct worker_record *w, enum
 		int finishes = w != attempt_decoder(a) || w->role == ROLE_PREFILL;
 		if (!attempt_needs(a, w) || (!stuck && finishes))
 			continue;
-		struct place_wish wish = attempt_wish(a);
-		wish.leaves = w;
-		wish.now_us = now;
-		wish.wants_room = !stuck;
-		if (place_possible(e->registry, &wish))
+		struct place_query query = attempt_query(a);
+		query.leaves = w;
+		query.now_us = now;
+		query.wants_room = !stuck;
+		if (place_possible(e->registry, &query))
 			attempt_step(a, &leave_w);
 	}
 }

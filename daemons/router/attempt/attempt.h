@@ -2,8 +2,9 @@
  * once.
  *
  * An answer has one struct attempt for its whole life; it is submitted again, under the next
- * number, when workers lose it. attempt_step (attempt.c) is the only function that changes the
- * state:
+ * number, when workers lose it. Each of these submissions is a try here; messages and PROTOCOL.md
+ * call it an attempt, by that number. attempt_step (attempt.c) is the only function that changes
+ * the state:
  *
  *   NEW -> WAITING, SUBMITTED, ENDED  nothing was sent
  *   WAITING -> SUBMITTED, ENDED  no worker has it. A new one waits for its turn, because workers
@@ -262,7 +263,8 @@ struct attempts {
 	/* random ids of the next attempts, drawn by one system call; the first n_drawn are unused */
 	struct reqid drawn[ATTEMPTS_DRAWN];
 	unsigned n_drawn;
-	/* tries that were complete or cancelled at a worker: its late messages about them are ignored */
+	/* tries that were complete or cancelled at a worker: its late messages about them are
+	 * ignored */
 	struct {
 		struct reqid id;
 		uint64_t epoch; /* of the worker */
@@ -278,9 +280,9 @@ struct attempt *attempts_find(const struct attempts *e, const struct reqid *id);
 struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
                             const struct attempt_hooks *hooks, void *owner);
 void attempt_destroy(struct attempt **a); /* cancels what still runs */
-/* Makes the first try now, when the attempt's turn comes, or when a worker that restarts is back. 0,
- * or ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was started, and `ended`
- * is not called. */
+/* Makes the first try now, when the attempt's turn comes, or when a worker that restarts is
+ * back. 0, or ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was
+ * started, and `ended` is not called. */
 int attempt_start(struct attempt *a);
 /* After an error of attempt_start: waits for a worker, like an attempt that was lost. */
 void attempt_wait(struct attempt *a);

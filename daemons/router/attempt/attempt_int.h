@@ -23,8 +23,8 @@ enum attempt_event_type {
 	ON_CANCEL       /* end is set; the owner knows */
 };
 
-/* LATER: workers have enough work. LINK_FULL: the chosen worker's link is full, and not_before_us is
- * set. TOO_EARLY: a pause has not ended yet. */
+/* LATER: workers have enough work. LINK_FULL: the chosen worker's link is full, and
+ * not_before_us is set. TOO_EARLY: a pause has not ended yet. */
 enum attempt_placed { PLACED, LATER, NO_WORKER, TOO_LONG, LINK_FULL, TOO_EARLY };
 
 struct attempt_event {
@@ -81,7 +81,7 @@ static inline const char *attempt_decode_name(const struct worker_record *w)
 	return w && w->role != ROLE_PREFILL ? w->name : "-";
 }
 int attempt_is_prefill_only(const struct attempt *a);
-struct place_wish attempt_wish(const struct attempt *a);
+struct place_query attempt_query(const struct attempt *a);
 /* Charged to its caller's turns: the tokens of its context, and a sequence's fixed cost. */
 static inline uint64_t attempt_cost(const struct attempt *a)
 {
@@ -90,8 +90,8 @@ static inline uint64_t attempt_cost(const struct attempt *a)
 struct attempt_candidate *attempt_candidate(struct attempt *a, const struct worker_record *w);
 void attempt_join_decode(struct attempt *a, struct worker_record *w);
 void attempt_leave(struct attempt *a, struct worker_record *w); /* w is down */
-/* The prompt is computed: it leaves the prefill worker's backlog, and its load too if another worker
- * decodes. */
+/* The prompt is computed: it leaves the prefill worker's backlog, and its load too if another
+ * worker decodes. */
 void attempt_prefill_done(struct attempt *a);
 /* The context at the decoding worker has grown by `tokens`. */
 void attempt_add_load(struct attempt *a, uint64_t tokens);

@@ -110,8 +110,8 @@ static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t in
 
 /* --- timings ------------------------------------------------------------- */
 
-/* A message of the worker that computed the prompt, or of the decode worker that took it over, shows
- * that the prompt is computed. t: as the message has it; NULL: it has none. */
+/* A message of the worker that computed the prompt, or of the decode worker that took it over,
+ * shows that the prompt is computed. t: as the message has it; NULL: it has none. */
 static void prompt_is_computed(struct attempt *a, const Pds__Timing *t)
 {
 	struct attempt_times *times = &a->got.times;
@@ -388,9 +388,9 @@ static const char *blamed(const struct attempt *a, const char *name)
 	return NULL;
 }
 
-/* The candidate with whose orderly end the lease was lost: the candidate has given it back, or the
- * fault shows it. Such a failure of the hand-over is not a loss, and not the prefill worker's fault.
- * NULL: no candidate ended in order. */
+/* The candidate with whose orderly end the lease was lost: the candidate has given it back, or
+ * the fault shows it. Such a failure of the hand-over is not a loss, and not the prefill
+ * worker's fault. NULL: no candidate ended in order. */
 static const struct worker_record *ended_candidate(const struct attempt *a, Pds__Fault fault)
 {
 	int is_gone = fault == PDS__FAULT__FAULT_PEER_LOST || fault == PDS__FAULT__FAULT_LEASE_LOST;

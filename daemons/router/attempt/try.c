@@ -251,7 +251,7 @@ int attempt_is_prefill_only(const struct attempt *a)
 	return s->pooling || (s->max_tokens == 1 && !(s->pin && s->pin->n_decode));
 }
 
-struct place_wish attempt_wish(const struct attempt *a)
+struct place_query attempt_query(const struct attempt *a)
 {
 	const struct attempt_spec *s = &a->asked;
 	const struct worker_record *beside = s->beside ? s->beside->try.prefill : NULL;
@@ -259,22 +259,22 @@ struct place_wish attempt_wish(const struct attempt *a)
 	/* when another caller had a new attempt last */
 	uint64_t other_us = a->all->last.id == s->caller->id ? a->all->last.other_us : a->all->last.us;
 	int has_others = other_us && clock_us() - other_us < OTHERS_US;
-	return (struct place_wish){.tokens = tokens,
-	                           .total_tokens = s->pooling    ? tokens
-	                                           : s->open_end ? tokens + 1
-	                                                         : s->prompt_tokens + s->max_tokens,
-	                           .hidden = s->hidden,
-	                           .prefill_only = attempt_is_prefill_only(a),
-	                           .numerics = *a->past.numerics ? a->past.numerics : NULL,
-	                           .avoid = *a->past.avoid ? a->past.avoid : NULL,
-	                           .alone = a->past.alone,
-	                           .prefixes = s->prefixes,
-	                           .beside = beside ? beside->name : NULL,
-	                           .pin = s->pin,
-	                           .session = s->session,
-	                           .id = &a->id,
-	                           .seats = has_others ? s->caller->seats : 0,
-	                           .in_turn = !a->past.was_there};
+	return (struct place_query){.tokens = tokens,
+	                            .total_tokens = s->pooling    ? tokens
+	                                            : s->open_end ? tokens + 1
+	                                                          : s->prompt_tokens + s->max_tokens,
+	                            .hidden = s->hidden,
+	                            .prefill_only = attempt_is_prefill_only(a),
+	                            .numerics = *a->past.numerics ? a->past.numerics : NULL,
+	                            .avoid = *a->past.avoid ? a->past.avoid : NULL,
+	                            .alone = a->past.alone,
+	                            .prefixes = s->prefixes,
+	                            .beside = beside ? beside->name : NULL,
+	                            .pin = s->pin,
+	                            .session = s->session,
+	                            .id = &a->id,
+	                            .seats = has_others ? s->caller->seats : 0,
+	                            .in_turn = !a->past.was_there};
 }
 
 /* Charges the load to the workers that were chosen. */
@@ -312,10 +312,10 @@ static void begin_try(struct attempt *a, const struct placement *p)
 enum attempt_placed attempt_submit(struct attempt *a)
 {
 	struct placement p;
-	struct place_wish wish = attempt_wish(a);
+	struct place_query query = attempt_query(a);
 	uint64_t now = clock_us();
 	CHECK(a->got.n_out < a->asked.max_tokens);
-	int r = place_choose(a->all->registry, &wish, now, &p);
+	int r = place_choose(a->all->registry, &query, now, &p);
 	if (r)
 		return r == PLACE_LATER ? LATER : r == ERR_FULL ? TOO_LONG : NO_WORKER;
 	a->number++;
@@ -337,7 +337,7 @@ enum attempt_placed attempt_submit(struct attempt *a)
 		LOG_INFO, &a->id, "submitted",
 		"attempt=%u tokens=%u output_tokens=%u prefill=%s decode=%s candidates=%u hit_tokens=%u "
 		"turn_us=%llu",
-		a->number, wish.tokens, a->got.n_out, p.first->name,
+		a->number, query.tokens, a->got.n_out, p.first->name,
 		attempt_decode_name(p.n_decode ? p.decode[0] : p.first), p.n_decode, p.hit_tokens,
 		(unsigned long long)a->got.times.turn_us);
 	return PLACED;

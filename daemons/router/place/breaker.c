@@ -41,7 +41,8 @@ static void open_for(struct breaker *b, const struct breaker_opts *o, uint64_t n
 	b->trial_us = 0;
 }
 
-static int too_many(const struct breaker *b, const struct breaker_opts *o, uint64_t now_us)
+/* Did at least error_pct percent of the outcomes within the window fail? */
+static int exceeds_limit(const struct breaker *b, const struct breaker_opts *o, uint64_t now_us)
 {
 	uint64_t now = slice_at(o, now_us), good = 0, bad = 0;
 	for (unsigned i = 0; i < BREAKER_SLICES; i++)
@@ -51,20 +52,6 @@ static int too_many(const struct breaker *b, const struct breaker_opts *o, uint6
 		}
 	return o->error_pct && good + bad >= o->min_requests &&
 	       bad * 100 >= (good + bad) * o->error_pct;
-}
-
-static void count(struct breaker *b, const struct breaker_opts *o, int good, uint64_t now_us)
-{
-	uint64_t slice = slice_at(o, now_us);
-	unsigned i = (unsigned)(slice % BREAKER_SLICES);
-	if (b->slices[i].slice != slice) {
-		b->slices[i].slice = slice;
-		b->slices[i].good = b->slices[i].bad = 0;
-	}
-	if (good)
-		b->slices[i].good++;
-	else
-		b->slices[i].bad++;
 }
 
 int breaker_outcome(struct breaker *b, const struct breaker_opts *o, int good, uint64_t now_us)
@@ -81,8 +68,17 @@ int breaker_outcome(struct breaker *b, const struct breaker_opts *o, int good, u
 		return 1;
 	case BREAKER_CLOSED: break;
 	}
-	count(b, o, good, now_us);
-	if (good || !too_many(b, o, now_us))
+	uint64_t slice = slice_at(o, now_us);
+	unsigned i = (unsigned)(slice % BREAKER_SLICES);
+	if (b->slices[i].slice != slice) {
+		b->slices[i].slice = slice;
+		b->slices[i].good = b->slices[i].bad = 0;
+	}
+	if (good)
+		b->slices[i].good++;
+	else
+		b->slices[i].bad++;
+	if (good || !exceeds_limit(b, o, now_us))
 		return 0;
 	open_for(b, o, now_us);
 	return 1;

@@ -104,15 +104,6 @@ static void rebuild(struct kv_index *ix, unsigned log, unsigned without)
 	free(old);
 }
 
-/* The smallest table that holds n entries. */
-static unsigned log_for(size_t n)
-{
-	unsigned log = SIZE_MIN_LOG;
-	while (n * 4 > (size_t)3 << log)
-		log++;
-	return log;
-}
-
 void kv_index_clear(struct kv_index *ix, unsigned tier)
 {
 	size_t left = 0;
@@ -120,8 +111,12 @@ void kv_index_clear(struct kv_index *ix, unsigned tier)
 		return;
 	for (size_t i = 0; i < size_of(ix) && ix->count[tier]; i++)
 		left += (ix->slots[i].tiers & ~(1u << tier)) != 0;
-	if (ix->count[tier]) /* the table may become much smaller */
-		rebuild(ix, log_for(left), 1u << tier);
+	if (ix->count[tier]) { /* the table may become much smaller */
+		unsigned log = SIZE_MIN_LOG;
+		while (left * 4 > (size_t)3 << log)
+			log++;
+		rebuild(ix, log, 1u << tier);
+	}
 	ix->count[tier] = 0;
 	ix->dropped[tier] = 0;
 	if (tier)
@@ -147,19 +142,12 @@ static struct expected *expected_of(const struct kv_index *ix, uint64_t hash,
 	return NULL;
 }
 
-/* An event has reported this block on the device, so it is not expected any more. */
-static void settle(struct kv_index *ix, uint64_t hash)
+/* An event has reported this block of the device, so it is no longer expected. */
+static void forget_expected(struct kv_index *ix, uint64_t hash)
 {
 	struct expected *x = ix->expected ? expected_of(ix, hash, NULL) : NULL;
 	if (x)
 		x->until_us = 0;
-}
-
-static int is_full(const struct kv_index *ix, const struct index_entry *e, unsigned tier)
-{
-	if (tier == 0)
-		return ix->count[0] >= ix->max;
-	return !(e->tiers & ~DEVICE) && ix->below >= ix->max;
 }
 
 int kv_index_store(struct kv_index *ix, uint64_t hash, unsigned tier)
@@ -167,11 +155,12 @@ int kv_index_store(struct kv_index *ix, uint64_t hash, unsigned tier)
 	if (tier >= KV_TIERS)
 		return ERR_INVALID;
 	if (tier == 0)
-		settle(ix, hash);
+		forget_expected(ix, hash);
 	struct index_entry *e = slot_of(ix, hash);
 	if (e->tiers >> tier & 1)
 		return 0;
-	if (is_full(ix, e, tier)) {
+	int is_below = (e->tiers & ~DEVICE) != 0;
+	if (tier == 0 ? ix->count[0] >= ix->max : !is_below && ix->below >= ix->max) {
 		ix->dropped[tier]++;
 		return ERR_FULL;
 	}
@@ -183,7 +172,7 @@ int kv_index_store(struct kv_index *ix, uint64_t hash, unsigned tier)
 		e->hash = hash;
 		ix->used++;
 	}
-	ix->below += tier && !(e->tiers & ~DEVICE);
+	ix->below += tier && !is_below;
 	ix->count[tier]++;
 	e->tiers |= (uint8_t)(1u << tier);
 	return 0;
@@ -208,7 +197,7 @@ void kv_index_remove(struct kv_index *ix, uint64_t hash, unsigned tier)
 	if (tier >= KV_TIERS)
 		return;
 	if (tier == 0)
-		settle(ix, hash);
+		forget_expected(ix, hash);
 	struct index_entry *e = slot_of(ix, hash);
 	if (!(e->tiers >> tier & 1))
 		return;
@@ -234,19 +223,16 @@ void kv_index_expect(struct kv_index *ix, const uint64_t *hashes, size_t n, uint
 	}
 }
 
-static int is_expected(const struct kv_index *ix, uint64_t hash, uint64_t now_us)
-{
-	const struct expected *x = ix->expected ? expected_of(ix, hash, NULL) : NULL;
-	return x && x->until_us > now_us;
-}
-
 void kv_index_match(const struct kv_index *ix, const uint64_t *hashes, size_t n, uint64_t now_us,
                     struct kv_match *ret)
 {
 	struct kv_match m = {0};
 	for (; m.blocks < n; m.blocks++) {
 		unsigned tiers = slot_of(ix, hashes[m.blocks])->tiers;
-		int device = tiers & DEVICE || is_expected(ix, hashes[m.blocks], now_us);
+		const struct expected *x = ix->expected && !(tiers & DEVICE)
+		                               ? expected_of(ix, hashes[m.blocks], NULL)
+		                               : NULL;
+		int device = tiers & DEVICE || (x && x->until_us > now_us);
 		if (device && m.device == m.blocks)
 			m.device++;
 		else if (device || tiers & MEMORY)

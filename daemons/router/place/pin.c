@@ -27,34 +27,28 @@ static int next_name(struct request *q, const char *header, const char **list, c
 	return 0;
 }
 
-static int read_decode(struct request *q, const char *list)
+int pin_read(struct request *q, const struct http_head *head)
 {
-	static const char header[] = "X-Pdserve-Decode";
-	for (const char *at = list; *at;) {
+	static const char for_prefill[] = "X-Pdserve-Prefill", for_decode[] = "X-Pdserve-Decode";
+	const char *prefill = head->pin_prefill, *decode = head->pin_decode;
+	if (!*prefill && !*decode)
+		return 0;
+	if (!q->r->conf.allow_pinning)
+		return api_bad(&q->prep.error, *prefill ? for_prefill : for_decode,
+		               "%s is refused: pinning is off (allow_pinning)",
+		               *prefill ? for_prefill : for_decode);
+	q->pin = mem_zalloc(sizeof *q->pin);
+	if (*prefill && next_name(q, for_prefill, &prefill, q->pin->prefill) < 0)
+		return -1;
+	if (*prefill)
+		return api_bad(&q->prep.error, for_prefill, "%s names one worker, got \"%.80s\"",
+		               for_prefill, head->pin_prefill);
+	while (*decode) {
 		if (q->pin->n_decode == PLACE_CANDIDATES_MAX)
-			return api_bad(&q->prep.error, header, "%s names more than %d workers", header,
+			return api_bad(&q->prep.error, for_decode, "%s names more than %d workers", for_decode,
 			               PLACE_CANDIDATES_MAX);
-		if (next_name(q, header, &at, q->pin->decode[q->pin->n_decode++]) < 0)
+		if (next_name(q, for_decode, &decode, q->pin->decode[q->pin->n_decode++]) < 0)
 			return -1;
 	}
 	return 0;
-}
-
-int pin_read(struct request *q, const struct http_head *head)
-{
-	static const char header[] = "X-Pdserve-Prefill";
-	const char *prefill = head->pin_prefill;
-	if (!*prefill && !*head->pin_decode)
-		return 0;
-	if (!q->r->conf.allow_pinning)
-		return api_bad(&q->prep.error, *prefill ? header : "X-Pdserve-Decode",
-		               "%s is refused: pinning is off (allow_pinning)",
-		               *prefill ? header : "X-Pdserve-Decode");
-	q->pin = mem_zalloc(sizeof *q->pin);
-	if (*prefill && next_name(q, header, &prefill, q->pin->prefill) < 0)
-		return -1;
-	if (*prefill)
-		return api_bad(&q->prep.error, header, "%s names one worker, got \"%.80s\"", header,
-		               head->pin_prefill);
-	return read_decode(q, head->pin_decode);
 }

@@ -27,20 +27,20 @@ struct place_pin {
 	unsigned n_decode;                                  /* 0: any */
 };
 
-struct place_wish {
+struct place_query {
 	uint32_t tokens;       /* prompt and answer so far */
 	uint32_t total_tokens; /* prompt and max_tokens, or one token more than `tokens` */
 	const char *numerics;  /* preferred, because the last try had it; NULL: none */
 	const char *avoid;     /* worker that failed the last try: chosen last; NULL: none */
-	uint32_t hidden;       /* an embedding of so many elements; 0: none */
+	uint32_t hidden;       /* length of the embedding; 0: none */
 	/* nothing follows the prefill, as its answer is an embedding or a single token: no decode
 	 * worker is needed */
 	int prefill_only;
-	int alone; /* rather one worker that does it all: hand-overs have failed */
+	int alone; /* hand-overs have failed: preferably one worker that does it all */
 	/* The worker that an attempt is to leave: others count only if they are neither stuck nor
 	 * broken. NULL: none. */
 	const struct worker_record *leaves;
-	int wants_room;  /* `leaves`: the decode worker must have room, as far as is known */
+	int wants_room;  /* with `leaves`: the decode worker must have room, as far as is known */
 	uint64_t now_us; /* for `leaves`, place_possible and place_may_return */
 	/* prefill worker that computes the same prompt for another answer of the request: preferred
 	 * among equals; NULL: none */
@@ -49,27 +49,27 @@ struct place_wish {
 	const struct place_pin *pin;     /* NULL: none */
 	uint64_t session;                /* policy_key, 0: none */
 	const struct reqid *id;          /* for the log; NULL: none */
-	int in_turn; /* a new attempt: it does not go where enough others have yet to start */
-	/* its caller's sequences at workers that decode: with in_turn, no more than fair_share; 0: no
-	 * other caller is about */
+	int in_turn; /* a new attempt: it waits rather than go to a worker with enough to start with */
+	/* with in_turn: its caller's sequences at workers that decode, limited by fair_share; 0:
+	 * there is no other caller */
 	uint32_t seats;
 };
 
 #define PLACE_LATER 1
 /* 0, PLACE_LATER (in_turn: workers can take it, but all of them have enough to start with, or its
- * caller has its share of their seats),
- * ERR_NOTFOUND (no worker can take it now), or ERR_FULL (no worker takes a sequence of that
- * length). Counts, and records the placement for those that follow. */
-int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now_us,
+ * caller has its share of their seats), ERR_NOTFOUND (no worker can take it now), or ERR_FULL (no
+ * worker takes a sequence of that length). Records the placement, for metrics and for the next
+ * ones. */
+int place_choose(struct registry *g, const struct place_query *query, uint64_t now_us,
                  struct placement *ret);
-/* Are there workers up that may not take it, though they may take others: for its length, its
- * embedding's elements, its pin or its caller's seats? */
-int place_is_restricted(const struct registry *g, const struct place_wish *wish);
-/* Is there a worker that can take it, be it later? Changes nothing. */
-int place_possible(const struct registry *g, const struct place_wish *wish);
-/* Nobody takes it now. Is a worker restarting that could take it or decode for it: one that was
- * told to stop, or is gone for less than within_us, and was not drained before? */
-int place_may_return(const struct registry *g, const struct place_wish *wish, uint64_t within_us);
+/* Are some workers that are up excluded for this attempt alone: by its length, its embedding's
+ * length, its pin or its caller's seats? */
+int place_is_restricted(const struct registry *g, const struct place_query *query);
+/* Is there a worker that can take it, now or later? Changes nothing. */
+int place_possible(const struct registry *g, const struct place_query *query);
+/* Called when no worker can take it. Is a worker restarting that could take it or decode for it:
+ * one that was told to stop, or went down less than within_us ago, and was not drained before? */
+int place_may_return(const struct registry *g, const struct place_query *query, uint64_t within_us);
 /* Why requests for several tokens cannot be served now: "no decode worker"; NULL: they can. */
 const char *place_missing(const struct registry *g, uint64_t now_us);
 

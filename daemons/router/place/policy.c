@@ -11,8 +11,8 @@
  * measured its rates, which takes a few reads: a guess that tries reading. */
 #define KV_MEMORY_WEIGHT 0.25
 #define KV_DISK_WEIGHT 0.5
-/* Cost of a token for which a decode worker has no room, relative to one that is there: it waits
- * for others to end, or preempts one, whose tokens are then computed or read again. */
+/* Cost of a token for which a decode worker has no room, relative to a token of context there: it
+ * waits for other sequences to end, or preempts one, whose tokens are computed or read again. */
 #define KV_ROOM_WEIGHT 4
 
 /* splitmix64 */
@@ -63,7 +63,7 @@ static void random_one(struct policy_case *c, struct option *o, unsigned n)
 		o[i].cost = (double)(policy_draw(c->draw) >> 11);
 }
 
-/* The two that were drawn come before all others, which are sorted likewise. */
+/* The two that were drawn come before all others; both groups are sorted by tokens. */
 static void power_of_two(struct policy_case *c, struct option *o, unsigned n)
 {
 	unsigned a = (unsigned)(policy_draw(c->draw) % n),
@@ -75,28 +75,23 @@ static void power_of_two(struct policy_case *c, struct option *o, unsigned n)
 
 /* --- by cached blocks ---------------------------------------------------- */
 
-/* Tokens that each step there reads: the contexts of our sequences as they are now, and those of
- * other routers by its last heartbeat. */
-static double context_at(const struct worker_record *w)
-{
-	return (double)(w->tokens_in_flight - w->backlog_tokens) + (double)w->other_tokens;
-}
-
 static double sequences_at(const struct worker_record *w)
 {
 	return (double)w->requests + (double)w->other_sequences;
 }
 
+/* Of each step there: the contexts of our sequences as they are now, and those of other routers by
+ * the last heartbeat, and a part for each sequence. */
 static double decode_load(const struct worker_record *w)
 {
-	return context_at(w) + KV_SEQUENCE_TOKENS * sequences_at(w);
+	return (double)(w->tokens_in_flight - w->backlog_tokens) + (double)w->other_tokens +
+	       KV_SEQUENCE_TOKENS * sequences_at(w);
 }
 
-/* Cached blocks of this prompt count as free until they are matched, so the whole sequence needs
- * room, not only its missing part. */
-static double lacking(const struct policy_case *c, const struct option *o)
+/* Tokens for which w has no free block. Cached blocks of this prompt count as free until they are
+ * matched, so the whole sequence needs room, not only its missing part. */
+static double lacking(const struct policy_case *c, const struct worker_record *w)
 {
-	const struct worker_record *w = o->w;
 	if (!w->blocks || !w->has_heartbeat)
 		return 0;
 	double free_tokens = ((double)w->beat.blocks_free - (double)w->promised_blocks) *
@@ -117,44 +112,26 @@ double policy_read_weight(const struct worker_record *w, unsigned tier, int *ret
 	return compute < read ? (double)compute / read : 1;
 }
 
-static double prefill_cost(const struct policy_case *c, const struct option *o)
-{
-	const struct worker_record *w = o->w;
-	double backlog = (double)w->backlog_tokens + (w->role == ROLE_PREFILL ? 0 : decode_load(w));
-	return (double)(c->tokens - o->hit_tokens) + policy_read_weight(w, 1, NULL) * o->memory_tokens +
-	       policy_read_weight(w, 2, NULL) * o->disk_tokens + c->opts->kv_load_weight * backlog;
-}
-
-/* A step's time grows with all context that it reads, so this sequence is slowed by the context
- * there, and each sequence there by the context of this one. */
-static double decode_cost(const struct policy_case *c, const struct option *o)
-{
-	double missing = (double)(c->tokens - o->hit_tokens) * (o->is_far ? FAR_WEIGHT : 1);
-	return c->opts->kv_transfer_weight * missing + decode_load(o->w) +
-	       c->tokens * sequences_at(o->w) + KV_ROOM_WEIGHT * lacking(c, o);
-}
-
 static void kv_aware(struct policy_case *c, struct option *o, unsigned n)
 {
-	for (unsigned i = 0; i < n; i++)
-		o[i].cost = c->stage == PLACE_PREFILL ? prefill_cost(c, &o[i]) : decode_cost(c, &o[i]);
+	for (unsigned i = 0; i < n; i++) {
+		const struct worker_record *w = o[i].w;
+		double missing = (double)(c->tokens - o[i].hit_tokens);
+		if (c->stage == PLACE_PREFILL)
+			o[i].cost = missing + policy_read_weight(w, 1, NULL) * o[i].memory_tokens +
+			            policy_read_weight(w, 2, NULL) * o[i].disk_tokens +
+			            c->opts->kv_load_weight * ((double)w->backlog_tokens +
+			                                       (w->role == ROLE_PREFILL ? 0 : decode_load(w)));
+		else
+			/* A step's time grows with all context that it reads, so this sequence is slowed by the
+			 * context there, and each sequence there by the context of this one. */
+			o[i].cost = c->opts->kv_transfer_weight * missing * (o[i].is_far ? FAR_WEIGHT : 1) +
+			            decode_load(w) + c->tokens * sequences_at(w) +
+			            KV_ROOM_WEIGHT * lacking(c, w);
+	}
 }
 
 /* --- by session ---------------------------------------------------------- */
-
-static unsigned rendezvous(uint64_t session, const struct option *o, unsigned n)
-{
-	unsigned best = 0;
-	uint64_t most = 0;
-	for (unsigned i = 0; i < n; i++) {
-		uint64_t mix = session ^ o[i].w->name_key, weight = policy_draw(&mix);
-		if (weight >= most) {
-			most = weight;
-			best = i;
-		}
-	}
-	return best;
-}
 
 static int overloaded(const struct policy_case *c, const struct option *o, unsigned n, unsigned at)
 {
@@ -172,7 +149,15 @@ static void session_affinity(struct policy_case *c, struct option *o, unsigned n
 		c->reason = PLACE_NO_SESSION;
 		return;
 	}
-	unsigned at = rendezvous(c->session, o, n);
+	unsigned at = 0;
+	uint64_t most = 0;
+	for (unsigned i = 0; i < n; i++) {
+		uint64_t mix = c->session ^ o[i].w->name_key, weight = policy_draw(&mix);
+		if (weight >= most) {
+			most = weight;
+			at = i;
+		}
+	}
 	if (overloaded(c, o, n, at)) {
 		c->reason = PLACE_OVERLOADED;
 		return;

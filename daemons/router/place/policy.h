@@ -24,15 +24,14 @@
  *   workers and takes the one with fewer tokens in flight. round_robin: the one chosen longest ago.
  *   random: any.
  *   session_affinity: rendezvous hashing of the session's key over the workers' names, so that a
- *       worker that comes or goes moves only its own sessions. The `session_fallback` policy is
- * used
+ *       worker that comes or goes moves only its own sessions. The policy session_fallback is used
  *       for requests without a key, and when that worker has more tokens in flight than
  *       session_overload times the larger of the workers' mean (this request included) and this
  *       request.
  *
- * Among equal costs, a decode worker of the prefill worker's site is taken, and of several the one
- * chosen longest ago. Random numbers come from one
- * generator: equal seeds give equal choices. */
+ * Among equal costs, a decode worker of the prefill worker's site is taken, and of several the
+ * one chosen longest ago. Random numbers come from one generator: equal seeds give equal
+ * choices. */
 #ifndef ROUTER_POLICY_H
 #define ROUTER_POLICY_H
 

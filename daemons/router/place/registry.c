@@ -135,28 +135,25 @@ struct worker_record *registry_find(const struct registry *g, const char *name)
 	return NULL;
 }
 
-static void forget(struct registry *g, struct worker_record *w)
+static void forget_worker(struct registry *g, struct worker_record *w)
 {
 	free_worker(g, w);
 	g->n_workers--;
 }
 
-static void forget_longest_down(struct registry *g)
-{
-	struct worker_record *longest = NULL;
-	list_each(n, &g->workers) {
-		struct worker_record *w = list_entry(n, struct worker_record, node);
-		if (!worker_is_up(w) && (!longest || w->down_us < longest->down_us))
-			longest = w;
-	}
-	if (longest)
-		forget(g, longest);
-}
-
+/* Replaces the one that is down longest if there are too many. */
 static struct worker_record *add_worker(struct registry *g, const char *name)
 {
-	if (g->n_workers >= WORKERS_MAX)
-		forget_longest_down(g);
+	if (g->n_workers >= WORKERS_MAX) {
+		struct worker_record *longest = NULL;
+		list_each(n, &g->workers) {
+			struct worker_record *o = list_entry(n, struct worker_record, node);
+			if (!worker_is_up(o) && (!longest || o->down_us < longest->down_us))
+				longest = o;
+		}
+		if (longest)
+			forget_worker(g, longest);
+	}
 	struct worker_record *w = mem_zalloc(sizeof *w);
 	snprintf(w->name, sizeof w->name, "%s", name);
 	w->name_key = policy_key(w->name, strlen(w->name));
@@ -211,8 +208,8 @@ static void set_info(struct worker_record *w, const Pds__WorkerInfo *info)
 		kv_index_destroy(&w->index);
 }
 
-/* A worker that ended without a goodbye was killed, or crashed, or was unreachable for so long that
- * its end was not seen. */
+/* A new process of the worker has connected. If the one before ended without a goodbye, it was
+ * killed or has crashed, or was unreachable for so long that its end was not seen. */
 static void begin_life(struct registry *g, struct worker_record *w, uint64_t now_us)
 {
 	if (w->epoch && w->ended_in_order) {
@@ -268,7 +265,7 @@ int registry_update(struct registry *g, struct worker_record *w, const Pds__Work
 		         text(info->model_fingerprint), w->fingerprint);
 		return ERR_INVALID;
 	}
-	/* another messager */
+	/* it has another messager, so hand-overs may succeed now */
 	if (strcmp(text(info->site), w->site) != 0 || strcmp(text(info->messager), w->messager) != 0)
 		forget_failed(g, w);
 	set_info(w, info);
@@ -414,26 +411,12 @@ void registry_answered(struct registry *g, uint32_t tokens)
 	g->answer_tokens = g->answer_tokens > 0 ? g->answer_tokens * 0.98 + tokens * 0.02 : tokens;
 }
 
-/* A worker that says it is faster than UINT32_MAX tokens/s counts as that: pdctl reads no number
- * above INT64_MAX. */
+/* The rate is limited to UINT32_MAX tokens/s, because pdctl reads no number above INT64_MAX. */
 static void measure(double *rate, uint64_t tokens, uint64_t us)
 {
 	double now = fmin((double)tokens * 1e6 / (double)us, UINT32_MAX);
 	double keep = exp(-(double)us / RATE_US);
 	*rate = *rate > 0 ? *rate * keep + now * (1 - keep) : now;
-}
-
-/* Totals grow until the worker restarts. An interval without work is ignored; one with work for a
- * part of the time makes the rate too low, never too high. */
-static void measure_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t now_us)
-{
-	uint64_t us = now_us - w->beat_us;
-	if (!w->has_heartbeat || us < 1000)
-		return;
-	if (b->prompt_tokens > w->beat.prompt_tokens)
-		measure(&w->prompt_rate, b->prompt_tokens - w->beat.prompt_tokens, us);
-	if (b->generated_tokens > w->beat.generated_tokens)
-		measure(&w->output_rate, b->generated_tokens - w->beat.generated_tokens, us);
 }
 
 uint32_t registry_retry_after_s(const struct registry *g, uint64_t queued, uint32_t min_s,
@@ -455,23 +438,25 @@ uint32_t registry_retry_after_s(const struct registry *g, uint64_t queued, uint3
 	return s <= min_s ? min_s : s >= max_s ? max_s : (uint32_t)ceil(s);
 }
 
-/* Sequences there beyond ours belong to other routers. Computed at the heartbeat, so that ours
- * count as they are now and not as they were then. */
-static void count_others(struct worker_record *w, const Pds__Heartbeat *b)
-{
-	uint64_t told = (uint64_t)b->running + b->waiting,
-			 held = (uint64_t)b->blocks_held * w->block_tokens,
-			 ours = w->tokens_in_flight - w->backlog_tokens;
-	w->other_sequences = told > w->requests ? told - w->requests : 0;
-	w->other_tokens = w->other_sequences && held > ours ? held - ours : 0;
-}
-
 void registry_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t now_us)
 {
 	if (b->progress != w->beat.progress || b->running == 0)
 		w->progress_us = now_us;
-	measure_beat(w, b, now_us);
-	count_others(w, b);
+	/* Totals grow until the worker restarts. An interval without work is ignored; one with work
+	 * for a part of the time makes the rate too low, never too high. */
+	uint64_t us = now_us - w->beat_us;
+	int measures = w->has_heartbeat && us >= 1000;
+	if (measures && b->prompt_tokens > w->beat.prompt_tokens)
+		measure(&w->prompt_rate, b->prompt_tokens - w->beat.prompt_tokens, us);
+	if (measures && b->generated_tokens > w->beat.generated_tokens)
+		measure(&w->output_rate, b->generated_tokens - w->beat.generated_tokens, us);
+	/* Sequences beyond ours belong to other routers. Computed here, while the heartbeat's
+	 * numbers and ours are of the same time. */
+	uint64_t sequences = (uint64_t)b->running + b->waiting,
+			 held = (uint64_t)b->blocks_held * w->block_tokens,
+			 ours = w->tokens_in_flight - w->backlog_tokens;
+	w->other_sequences = sequences > w->requests ? sequences - w->requests : 0;
+	w->other_tokens = w->other_sequences && held > ours ? held - ours : 0;
 	w->has_heartbeat = 1;
 	w->promised_blocks = 0;
 	w->beat.progress = b->progress;
@@ -484,7 +469,7 @@ void registry_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t no
 	w->beat.generated_tokens = least(b->generated_tokens, INT64_MAX);
 	w->beat.preemptions = least(b->preemptions, INT64_MAX);
 	w->beat.cached_tokens = least(b->cached_tokens, INT64_MAX);
-	/* of a drain, WORKER_UPDATE tells the end: the last heartbeat before it must not count on */
+	/* WORKER_UPDATE reports the end of a drain; a heartbeat sent before it must not undo that */
 	w->beat.draining = b->draining && (b->ending || !w->drained);
 	w->beat.ending = b->ending;
 	w->beat.compute_tokens_per_s = b->compute_tokens_per_s;
@@ -498,7 +483,7 @@ void registry_forget(struct registry *g, uint64_t now_us)
 	list_each_safe(n, next, &g->workers) {
 		struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (!worker_is_up(w) && now_us - w->down_us > WORKER_FORGET_US)
-			forget(g, w);
+			forget_worker(g, w);
 	}
 }
 
@@ -656,14 +641,6 @@ static void add_read_weights(const struct worker_record *w, struct buf *out)
 	}
 }
 
-/* Which workers it hands KV over to, or takes it from: those of its site, or of all hosts. */
-static const char *handover_of(const struct worker_record *w)
-{
-	return w->role == ROLE_MIXED || !*w->site                         ? "none"
-	       : !*w->messager || (w->role == ROLE_DECODE && !*w->remote) ? "site"
-	                                                                  : "hosts";
-}
-
 void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 {
 	buf_addc(out, '[');
@@ -675,6 +652,11 @@ void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 		                    : w->drained                    ? "drained"
 		                    : worker_is_stuck(g, w, now_us) ? "stuck"
 		                                                    : "up";
+		/* which workers it hands KV over to, or takes it from: those of its site, or of all
+		 * hosts */
+		const char *handover = w->role == ROLE_MIXED || !*w->site                         ? "none"
+		                       : !*w->messager || (w->role == ROLE_DECODE && !*w->remote) ? "site"
+		                                                                                  : "hosts";
 		buf_printf(out, "%s{\"name\":", n == g->workers.next ? "" : ",");
 		buf_add_json(out, w->name, strlen(w->name));
 		buf_printf(out, ",\"role\":\"%s\",\"state\":\"%s\",\"epoch\":\"%016llx\",\"endpoint\":",
@@ -686,7 +668,7 @@ void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 		buf_add_json(out, w->remote, strlen(w->remote));
 		buf_adds(out, ",\"messager\":");
 		buf_add_json(out, w->messager, strlen(w->messager));
-		buf_printf(out, ",\"handover\":\"%s\"", handover_of(w));
+		buf_printf(out, ",\"handover\":\"%s\"", handover);
 		buf_adds(out, ",\"model\":");
 		buf_add_json(out, w->model, strlen(w->model));
 		buf_adds(out, ",\"numerics\":");

@@ -42,7 +42,7 @@ struct worker_record {
 	char *remote, *messager;
 	uint32_t blocks, block_tokens, max_sequences, context_tokens, vocab;
 	uint32_t step_tokens;     /* largest number that one step computes; 0: unknown */
-	uint32_t handover_tokens; /* longest sequence that it hands over or takes so; 0: any */
+	uint32_t handover_tokens; /* longest sequence that it hands over or takes over; 0: any */
 	uint32_t hidden;          /* elements of an embedding; 0: it makes none */
 	uint64_t name_key;        /* policy_key(name) */
 	/* root of its prefix hashes; two workers can use each other's KV if prefix.hash is equal */
@@ -118,7 +118,7 @@ struct worker_record *registry_up(struct registry *g, struct peer *peer, const c
 /* Marks it down: nothing is sent to it or placed on it any more. Then the caller must move its
  * attempts (attempts_worker_down). */
 void registry_down(struct registry *g, struct worker_record *w, uint64_t now_us);
-/* It has said goodbye, so its next start is none after a crash. */
+/* It has said goodbye, so its next start does not count as a crash. */
 void registry_ended_in_order(struct worker_record *w);
 /* The worker reports changed properties. 0, or an error with the reason; then nothing is
  * changed. */
@@ -127,20 +127,20 @@ int registry_update(struct registry *g, struct worker_record *w, const Pds__Work
 void registry_kv_events(struct registry *g, struct worker_record *w, const Pds__KvEvents *m);
 /* good: an attempt succeeded here; else the worker failed it. */
 void registry_outcome(struct registry *g, struct worker_record *w, int good, uint64_t now_us);
-/* An attempt's KV came from p to d (good), or did not though neither is to blame: then the pair is
- * not placed for breaker.open_us, and then once in breaker.open_us, until it is good. A good
- * one may also be of p NULL, or of p that is d: such a pair never fails. */
+/* The outcome of a hand-over from p to d. good: the KV has arrived; else it has not, and neither
+ * worker is to blame: the pair is not placed for breaker.open_us, then once in breaker.open_us,
+ * until a hand-over is good. With good, p may be NULL or equal d: such a pair never fails. */
 void registry_handover(struct registry *g, const struct worker_record *p,
                        const struct worker_record *d, int good, uint64_t now_us);
-/* An attempt is placed on a pair whose hand-over had failed, if it had. */
+/* An attempt is placed on the pair. Does nothing unless its hand-over has failed before. */
 void registry_handover_tried(struct registry *g, const struct worker_record *p,
                              const struct worker_record *d, uint64_t now_us);
-/* May p hand over to d, by what is known of earlier hand-overs? */
+/* May an attempt be placed on p and d, after what is known of their earlier hand-overs? */
 int registry_handover_takes(const struct registry *g, const struct worker_record *p,
                             const struct worker_record *d, uint64_t now_us);
 /* An attempt there has its first token, or its embedding. */
 void registry_started(struct worker_record *w);
-/* It refused one because it is full: that window is enough, until others have started. */
+/* It refused an attempt because it is full: no more attempts than it has now, until some start. */
 void registry_full(struct worker_record *w);
 void registry_answered(struct registry *g, uint32_t tokens);
 /* Seconds until the workers have computed their backlog, `queued` tokens of prompts that wait at
@@ -160,10 +160,10 @@ size_t registry_peers(const struct registry *g, const struct worker_record *to, 
 /* up or down, or NULL */
 struct worker_record *registry_find(const struct registry *g, const char *name);
 int worker_is_up(const struct worker_record *w);
-/* It takes nothing new: it was drained, is told to stop, or switches its role. */
+/* It takes no new attempts: it was drained or told to stop, or it switches its role. */
 int worker_drains(const struct worker_record *w);
-/* Can p hand KV over to d, their roles and models apart? Within a site it can; to another one if
- * both have a messager that other hosts know, and p can connect to d. */
+/* Can p hand KV over to d, whatever their roles and models? Within a site it can; to another
+ * site if both have a messager that other hosts can reach, and p can connect to d. */
 int worker_reaches(const struct worker_record *p, const struct worker_record *d);
 int worker_is_near(const struct worker_record *p, const struct worker_record *d); /* of one site */
 /* where p, which reaches d, connects to it */
@@ -172,11 +172,11 @@ int worker_is_stuck(const struct registry *g, const struct worker_record *w, uin
 /* Tokens of the longest sequence that a worker that decodes takes (if none is up: any worker); 0
  * when none is up. */
 uint32_t registry_context(const struct registry *g);
+/* Tokens of the longest prompt that a worker that computes prompts takes; 0: unknown. */
+uint32_t registry_prompt_max(const struct registry *g);
 /* 1: out names what computes answers now: model, numerics and KV layout of all workers that are up.
  * 0: none is, or they differ. */
 int registry_fingerprint(const struct registry *g, char *out, size_t size);
-/* The same of prompts, and of workers that compute them. */
-uint32_t registry_prompt_max(const struct registry *g);
 /* Tokens of the longest sequence (of a prefill worker: prompt) that its model and its KV blocks
  * allow; 0: unknown. */
 uint32_t worker_longest(const struct worker_record *w);
