@@ -1,6 +1,6 @@
 /* links.c - the router's links to workers: which are admitted, which are up, and their messages.
  *
- * A message counts only if the registry has its sender under the link on which it came. */
+ * A message counts only if the registry has its sender under the link on which it arrived. */
 #include "daemons/router/attempt/attempt.h"
 #include "router.h"
 #include "util/clock.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PEERS_WAIT_US 1000u /* for each worker; so lists take a small part of the time */
+#define PEERS_WAIT_US 1000u /* for each worker, so that lists take a small part of the time */
 
 int links_send(void *arg, struct worker_record *w, enum msg_type type, const struct msg_head *head,
                const void *body)
@@ -20,10 +20,13 @@ int links_send(void *arg, struct worker_record *w, enum msg_type type, const str
 
 /* Sends every worker the list of the others that it can hand KV over to, so that connections exist
  * before the first request. */
-static void send_peers(struct router *r)
+static void on_peers_due(struct svc *s, void *arg)
 {
+	struct router *r = arg;
 	unsigned n = r->registry.n_up;
 	Pds__Peer *peers = mem_array(n, sizeof *peers), **list = mem_array(n, sizeof *list);
+	(void)s;
+	svc_timer_del(&r->peers_due);
 	list_each(to, &r->registry.workers) {
 		struct worker_record *w = list_entry(to, struct worker_record, node);
 		struct msg_head head = {0};
@@ -40,17 +43,9 @@ static void send_peers(struct router *r)
 	free(list);
 }
 
-static void on_peers_due(struct svc *s, void *arg)
-{
-	struct router *r = arg;
-	(void)s;
-	svc_timer_del(&r->peers_due);
-	send_peers(r);
-}
-
-/* Many workers come at once when a router starts, and each list goes to all: one is for all changes
- * within this time. */
-static void owe_peers(struct router *r)
+/* Sends the lists a little later: when a router starts many workers connect at once, and one
+ * list to each of them is enough for all changes within that time. */
+static void send_peers_soon(struct router *r)
 {
 	uint64_t wait_us = (uint64_t)PEERS_WAIT_US * (r->registry.n_up + 1);
 	if (!r->peers_due)
@@ -81,7 +76,7 @@ void links_up(struct svc *s, struct peer *p)
 	log_notice("worker_up", "worker=%s role=%s epoch=%016llx endpoint=%s numerics=%s blocks=%u",
 	           w->name, worker_role_name(w->role), (unsigned long long)w->epoch,
 	           log_quote(w->endpoint), log_quote(w->numerics), w->blocks);
-	owe_peers(r);
+	send_peers_soon(r);
 	attempts_worker_up(&r->attempts);
 }
 
@@ -100,9 +95,10 @@ void links_down(struct svc *s, struct peer *p, const char *why)
 	if (how == WORKER_GOODBYE)
 		registry_ended_in_order(w);
 	attempts_worker_down(&r->attempts, w, why, how);
-	owe_peers(r);
+	send_peers_soon(r);
 }
 
+/* NULL: the worker of this peer is not up, or has another link now. */
 static struct worker_record *sender(struct peer *p)
 {
 	struct worker_record *w = peer_data(p);
@@ -164,7 +160,7 @@ static void got_heartbeat(struct svc *s, struct peer *p, const struct msg_head *
 	(void)head;
 	if (!w)
 		return;
-	/* what was before the link's first heartbeat is not of this router's time */
+	/* preemptions before the link's first heartbeat are not counted */
 	if (w->has_heartbeat && b->preemptions > w->beat.preemptions)
 		stat_add(r->stats, STAT_PREEMPTIONS, b->preemptions - w->beat.preemptions);
 	registry_beat(w, b, clock_us());
@@ -178,12 +174,13 @@ static void got_kv_events(struct svc *s, struct peer *p, const struct msg_head *
 	(void)head;
 	if (w)
 		registry_kv_events(&r->registry, w, (const Pds__KvEvents *)body);
-	else /* storage may send them too, to workers */
-		svc_refuse(s, p, MSG_KV_EVENTS, "it is none of the workers");
+	else /* storage sends this type too, but to workers */
+		svc_refuse(s, p, MSG_KV_EVENTS, "only workers may send it");
 }
 
-/* A worker has switched its role, its messager has come or gone, or it was drained. Peers are told,
- * and attempts that wait for such a worker are tried again. What runs there goes on. */
+/* A worker has switched its role, its messager has come or gone, or it was drained. The other
+ * workers are told, and attempts that wait for such a worker are tried again. Its attempts go
+ * on. */
 static void got_worker_update(struct svc *s, struct peer *p, const struct msg_head *head,
                               const ProtobufCMessage *body)
 {
@@ -201,7 +198,7 @@ static void got_worker_update(struct svc *s, struct peer *p, const struct msg_he
 	}
 	log_notice("worker_update", "worker=%s from=%s role=%s drained=%d requests=%u", w->name,
 	           worker_role_name(had), worker_role_name(w->role), w->drained, w->requests);
-	owe_peers(r);
+	send_peers_soon(r);
 	attempts_worker_up(&r->attempts);
 }
 
