@@ -1,5 +1,5 @@
-/* keys.c - see keys.h. A file is read and checked as a whole before anything of it counts. Errors
- * show no word of a wrong line: it may be a key that was put there instead of its hash. */
+/* keys.c - see keys.h. A file is read and checked completely before anything of it takes effect.
+ * Errors show no word of an invalid line: it may be a key, written there instead of its hash. */
 #include "keys.h"
 #include "util/map.h"
 #include "util/mem.h"
@@ -24,35 +24,17 @@ struct api_key {
 	int shared_cache;
 };
 
-/* Where a key with this hash is in the table. */
-static void place(const struct api_keys *k, const unsigned char hash[32], unsigned char ret[32])
+/* The place of a key with this hash in the table. */
+static void hash_place(const struct api_keys *k, const unsigned char hash[32],
+                       unsigned char ret[32])
 {
 	crypto_generichash(ret, 32, hash, 32, k->secret, sizeof k->secret);
 }
 
 /* --- a line -------------------------------------------------------------- */
 
-static int is_name(const char *s)
-{
-	static const char chars[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-	size_t n = strlen(s);
-	return n && n < TENANT_NAME_MAX && strspn(s, chars) == n;
-}
-
-static int read_hash(const char *s, unsigned char ret[32])
-{
-	size_t n = 0;
-	const char *end;
-	if (strncmp(s, SHA_PREFIX, strlen(SHA_PREFIX)) != 0)
-		return -1;
-	s += strlen(SHA_PREFIX);
-	if (strlen(s) != 64 || sodium_hex2bin(ret, 32, s, 64, NULL, &n, &end) != 0)
-		return -1;
-	return n == 32 ? 0 : -1;
-}
-
 /* "requests=60", "shared-cache" */
-static int read_word(char *word, struct api_key *key, struct err *err)
+static int read_limit(char *word, struct api_key *key, struct err *err)
 {
 	char *eq = strchr(word, '='), *end;
 	if (strcmp(word, "shared-cache") == 0) {
@@ -81,45 +63,48 @@ static int read_word(char *word, struct api_key *key, struct err *err)
 /* 1: a key; 0: a line without one; ERR_INVALID */
 static int read_line(char *line, struct api_key *ret, struct err *err)
 {
+	static const char name_chars[] =
+		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+	static const size_t prefix = sizeof SHA_PREFIX - 1;
+	const char *end;
 	char *rest = NULL, *word;
 	memset(ret, 0, sizeof *ret);
 	line[strcspn(line, "#")] = 0;
 	if (!(word = strtok_r(line, SPACES, &rest)))
 		return 0;
-	if (!is_name(word))
+	size_t n = strlen(word), hash_len = 0;
+	if (n >= TENANT_NAME_MAX || strspn(word, name_chars) != n)
 		return err_set(err, ERR_INVALID, "the name is not 1 to %u letters, digits, '.', '_' or '-'",
 		               TENANT_NAME_MAX - 1);
 	snprintf(ret->name, sizeof ret->name, "%s", word);
 	word = strtok_r(NULL, SPACES, &rest);
-	if (!word || read_hash(word, ret->hash) < 0)
+	if (!word || strncmp(word, SHA_PREFIX, prefix) != 0 || strlen(word) != prefix + 64 ||
+	    sodium_hex2bin(ret->hash, 32, word + prefix, 64, NULL, &hash_len, &end) != 0 ||
+	    hash_len != 32)
 		return err_set(err, ERR_INVALID,
 		               "the key's hash is missing or wrong: it is " SHA_PREFIX
 		               " and 64 hexadecimal digits (pdctl apikey)");
 	while ((word = strtok_r(NULL, SPACES, &rest)))
-		if (read_word(word, ret, err) < 0)
+		if (read_limit(word, ret, err) < 0)
 			return ERR_INVALID;
 	return 1;
 }
 
 /* --- the file ------------------------------------------------------------ */
 
-static int has_limits(const struct api_key *key)
-{
-	static const uint32_t none[TENANT_LIMITS];
-	return key->shared_cache || memcmp(key->limit, none, sizeof none) != 0;
-}
-
-/* The key becomes one of `k`, unless its hash is there already, or its name with other limits. */
+/* Adds the key to k. Fails if k has its hash, or its name with other limits. */
 static int add_key(struct api_keys *k, struct map *names, const struct api_key *key,
                    struct err *err)
 {
 	unsigned char at[32];
 	struct api_key *had;
-	place(k, key->hash, at);
+	hash_place(k, key->hash, at);
 	if ((had = map_get(k->by_place, at)))
 		return err_set(err, ERR_INVALID, "the hash of %s is that of %s, too", key->name, had->name);
 	had = map_get(names, key->name);
-	if (had && has_limits(key) &&
+	static const uint32_t none[TENANT_LIMITS];
+	int has_limits = key->shared_cache || memcmp(key->limit, none, sizeof none) != 0;
+	if (had && has_limits &&
 	    (memcmp(had->limit, key->limit, sizeof key->limit) != 0 ||
 	     had->shared_cache != key->shared_cache))
 		return err_set(err, ERR_INVALID,
@@ -135,7 +120,7 @@ static int add_key(struct api_keys *k, struct map *names, const struct api_key *
 	return 0;
 }
 
-static int read_file(struct api_keys *k, struct map *names, FILE *f, const char *path,
+static int read_keys(struct api_keys *k, struct map *names, FILE *f, const char *path,
                      struct err *err)
 {
 	char line[LINE_MAX_BYTES];
@@ -193,7 +178,7 @@ int api_keys_load(struct api_keys *k, const char *path, uint64_t now_us, struct 
 		randombytes_buf(fresh.secret, sizeof fresh.secret);
 		fresh.by_place = map_new_random_keys(32);
 		fresh.of = mem_array(API_KEYS_MAX, sizeof *fresh.of);
-		int r = read_file(&fresh, names, f, path, err);
+		int r = read_keys(&fresh, names, f, path, err);
 		fclose(f);
 		if (r == 0)
 			take_tenants(&fresh, k, names, now_us);
@@ -221,26 +206,21 @@ void api_keys_fini(struct api_keys *k)
 
 /* --- requests ------------------------------------------------------------ */
 
-/* What follows the scheme and its spaces; "" if the scheme is not Bearer. */
-static const char *bearer(const char *authorization)
-{
-	static const char scheme[] = "Bearer ";
-	if (strncasecmp(authorization, scheme, sizeof scheme - 1) != 0)
-		return "";
-	const char *key = authorization + sizeof scheme - 1;
-	return key + strspn(key, " ");
-}
-
 int api_keys_allow(const struct api_keys *k, const char *authorization, const char *api_key,
                    struct tenant **ret_t)
 {
 	unsigned char hash[32], at[32];
-	const char *text = *authorization ? bearer(authorization) : api_key;
+	static const char scheme[] = "Bearer ";
+	const char *text = api_key;
 	*ret_t = NULL;
 	if (!k->by_place)
 		return 1;
+	if (*authorization && strncasecmp(authorization, scheme, sizeof scheme - 1) == 0)
+		text = authorization + strspn(authorization + sizeof scheme - 1, " ") + sizeof scheme - 1;
+	else if (*authorization)
+		text = ""; /* of another scheme */
 	crypto_hash_sha256(hash, (const unsigned char *)text, strlen(text));
-	place(k, hash, at);
+	hash_place(k, hash, at);
 	const struct api_key *key = map_get(k->by_place, at);
 	if (!key || sodium_memcmp(key->hash, hash, sizeof hash) != 0 || !*text)
 		return 0;

@@ -9,7 +9,7 @@
  * while the old one still works; they have the limits of the first line, or none.
  *
  * Checking a key costs two hashes and a look-up, however many keys there are. The table's own keys
- * are hashed under a secret of this process, so that the time that a look-up takes tells nothing
+ * are hashed under a secret of this process, so that the time that a look-up takes reveals nothing
  * about the hashes in the file; the hash itself is compared in constant time. */
 #ifndef ROUTER_API_KEYS_H
 #define ROUTER_API_KEYS_H
@@ -29,9 +29,9 @@ struct api_keys {
 	size_t n, n_tenants;
 };
 
-/* Reads the file; path "": no key is needed. A tenant that was there before keeps what it has used,
- * and requests at work keep theirs. 0, or ERR_* with file, line and reason: nothing has changed
- * then. */
+/* Reads the file; path "": no key is needed. A tenant that existed before keeps its use so far,
+ * and running requests keep their tenant. 0, or ERR_* with file, line and reason: nothing has
+ * changed then. */
 int api_keys_load(struct api_keys *k, const char *path, uint64_t now_us, struct err *err);
 void api_keys_fini(struct api_keys *k);
 /* 1 if a request with this Authorization is allowed: "Bearer" in any case, one or more spaces, a

@@ -128,19 +128,6 @@ static void logprob_number(float v, struct buf *out)
 	buf_add(out, text, n);
 }
 
-static int is_utf8(const char *s, size_t n)
-{
-	uint32_t cp;
-	while (n) {
-		int step = utf8_step(s, n, &cp);
-		if (step <= 0)
-			return 0;
-		s += step;
-		n -= (size_t)step;
-	}
-	return 1;
-}
-
 /* A token's bytes; if the vocabulary lacks it, "token_id:N" in room. */
 static const char *token_bytes(const struct model *m, uint32_t id, char room[32], size_t *ret_len)
 {
@@ -159,12 +146,16 @@ static const char *token_bytes(const struct model *m, uint32_t id, char room[32]
 }
 
 /* The token's text as a JSON string of the completions shape. */
-static void add_name(const struct model *m, uint32_t id, struct buf *out)
+static void add_token_name(const struct model *m, uint32_t id, struct buf *out)
 {
 	char room[32];
 	size_t n;
 	const char *s = token_bytes(m, id, room, &n);
-	if (is_utf8(s, n)) {
+	int step = 1;
+	uint32_t cp;
+	for (size_t i = 0; i < n && step > 0; i += (size_t)step)
+		step = utf8_step(s + i, n - i, &cp);
+	if (step > 0) {
 		buf_add_json(out, s, n);
 		return;
 	}
@@ -183,14 +174,14 @@ static void add_top(const struct model *m, const struct row *r, uint32_t most, s
 		seen |= r->top[i].id == r->id;
 		if (i)
 			buf_addc(out, ',');
-		add_name(m, r->top[i].id, out);
+		add_token_name(m, r->top[i].id, out);
 		buf_addc(out, ':');
 		logprob_number(r->top[i].logprob, out);
 	}
 	if (!seen) {
 		if (n)
 			buf_addc(out, ',');
-		add_name(m, r->id, out);
+		add_token_name(m, r->id, out);
 		buf_addc(out, ':');
 		logprob_number(r->logprob, out);
 	}
@@ -217,24 +208,11 @@ static void add_object(const struct model *m, uint32_t id, float logprob, struct
 	buf_addc(out, ']');
 }
 
-static void add_chat(const struct model *m, const struct row *r, uint32_t most, struct buf *out)
-{
-	add_object(m, r->id, r->logprob, out);
-	buf_adds(out, ",\"top_logprobs\":[");
-	for (uint32_t i = 0; i < r->n_top && i < most; i++) {
-		if (i)
-			buf_addc(out, ',');
-		add_object(m, r->top[i].id, r->top[i].logprob, out);
-		buf_addc(out, '}');
-	}
-	buf_adds(out, "]}");
-}
-
 /* --- prompts: {"ID": {"logprob", "rank", "decoded_token"}, ...}, the prompt's own token first
  * --- */
 
-static void add_entry(const struct model *m, uint32_t id, float logprob, uint32_t rank,
-                      struct buf *out)
+static void add_prompt_entry(const struct model *m, uint32_t id, float logprob, uint32_t rank,
+                             struct buf *out)
 {
 	char room[32];
 	size_t n;
@@ -250,25 +228,12 @@ static void add_entry(const struct model *m, uint32_t id, float logprob, uint32_
 	buf_addc(out, '}');
 }
 
-static void add_prompt(const struct model *m, const struct row *r, uint32_t most, struct buf *out)
-{
-	buf_addc(out, '{');
-	add_entry(m, r->id, r->logprob, r->rank, out);
-	for (uint32_t i = 0; i < r->n_top && i < most; i++) {
-		if (r->top[i].id == r->id)
-			continue;
-		buf_addc(out, ',');
-		add_entry(m, r->top[i].id, r->top[i].logprob, i + 1, out);
-	}
-	buf_addc(out, '}');
-}
-
 void logprob_row(const struct model *m, const struct row *r, enum row_shape shape, uint32_t most,
                  struct buf *out)
 {
 	int none = r->n_top == ROW_NONE;
 	switch (shape) {
-	case ROW_NAME: add_name(m, r->id, out); break;
+	case ROW_NAME: add_token_name(m, r->id, out); break;
 	case ROW_OFFSET: buf_add_uint(out, r->offset); break;
 	case ROW_VALUE:
 		if (none)
@@ -282,12 +247,31 @@ void logprob_row(const struct model *m, const struct row *r, enum row_shape shap
 		else
 			add_top(m, r, most, out);
 		break;
-	case ROW_CHAT: add_chat(m, r, most, out); break;
+	case ROW_CHAT:
+		add_object(m, r->id, r->logprob, out);
+		buf_adds(out, ",\"top_logprobs\":[");
+		for (uint32_t i = 0; i < r->n_top && i < most; i++) {
+			if (i)
+				buf_addc(out, ',');
+			add_object(m, r->top[i].id, r->top[i].logprob, out);
+			buf_addc(out, '}');
+		}
+		buf_adds(out, "]}");
+		break;
 	case ROW_PROMPT:
-		if (none)
+		if (none) {
 			buf_adds(out, "null");
-		else
-			add_prompt(m, r, most, out);
+			break;
+		}
+		buf_addc(out, '{');
+		add_prompt_entry(m, r->id, r->logprob, r->rank, out);
+		for (uint32_t i = 0; i < r->n_top && i < most; i++) {
+			if (r->top[i].id == r->id)
+				continue;
+			buf_addc(out, ',');
+			add_prompt_entry(m, r->top[i].id, r->top[i].logprob, i + 1, out);
+		}
+		buf_addc(out, '}');
 		break;
 	}
 }

@@ -51,13 +51,13 @@ static inline struct row *rows_at(const struct rows *l, uint32_t i)
 struct row *rows_add(struct rows *l);
 /* Appends the row of an answer's token. 0 or ERR_NOMEM. */
 int rows_add_token(struct rows *l, const Pds__Token *t, uint32_t offset);
-/* Token i of m into a row. */
+/* Sets the row from token i of m. */
 void row_take(struct row *r, uint32_t top, const Pds__PromptLogprobs *m, size_t i);
 
 /* What is written of a row. NAME to OFFSET are the four parallel arrays of completions. */
 enum row_shape { ROW_NAME, ROW_VALUE, ROW_TOP, ROW_OFFSET, ROW_CHAT, ROW_PROMPT };
 
-/* most: at most so many alternatives are written. */
+/* most: limit on the alternatives that are written */
 void logprob_row(const struct model *m, const struct row *r, enum row_shape shape, uint32_t most,
                  struct buf *out);
 /* Rows from .. to - 1, with commas between them. */

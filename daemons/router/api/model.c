@@ -9,23 +9,20 @@
 #include <string.h>
 #include <time.h>
 
-/* Length of s without an ending like "-00001-of-00003", of a file in parts. */
-static size_t without_part(const char *s, size_t n)
-{
-	unsigned part, parts;
-	return n > 15 && sscanf(s + n - 15, "-%5u-of-%5u", &part, &parts) == 2 ? n - 15 : n;
-}
-
 void model_name_of(const char *path, char *out, size_t size)
 {
 	size_t n = strlen(path);
 	while (n > 1 && path[n - 1] == '/')
 		n--;
 	size_t at = n;
+	unsigned part, parts; /* "-00001-of-00003" of a file in parts */
 	while (at && path[at - 1] != '/')
 		at--;
-	if (n - at > 5 && strncmp(path + n - 5, ".gguf", 5) == 0)
-		n = at + without_part(path + at, n - 5 - at);
+	if (n - at > 5 && strncmp(path + n - 5, ".gguf", 5) == 0) {
+		n -= 5;
+		if (n - at > 15 && sscanf(path + n - 15, "-%5u-of-%5u", &part, &parts) == 2)
+			n -= 15;
+	}
 	snprintf(out, size, "%.*s", n > at ? (int)(n - at) : 7, n > at ? path + at : "default");
 	for (char *s = out; *s; s++)
 		if (isspace((unsigned char)*s) || iscntrl((unsigned char)*s) || strchr("\"'\\%?#&", *s))
@@ -177,12 +174,6 @@ static int opens_by_token(const struct model *m)
 	       is_one_token(m->tokenizer, reasoning_format_form(m->reasoning)->open, &id);
 }
 
-static unsigned marks_of_calls(const struct model *m, const char *marker)
-{
-	const char *last = toolcall_format_last(m->calls);
-	return MODEL_MARKS_CALLS | (last && strcmp(last, marker) == 0 ? MODEL_MARKS_LAST : 0);
-}
-
 int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser,
                       struct err *err)
 {
@@ -199,8 +190,11 @@ int model_set_parsers(struct model *m, const char *tool_parser, const char *reas
 		return err_set(err, ERR_INVALID, "reasoning_parser: there is no format \"%s\"",
 		               reasoning_parser);
 	for (size_t i = 0; m->tokenizer && m->calls && (marker = toolcall_format_marker(m->calls, i));
-	     i++)
-		add_marker(m, marker, marks_of_calls(m, marker));
+	     i++) {
+		const char *last = toolcall_format_last(m->calls);
+		int is_last = last && strcmp(last, marker) == 0;
+		add_marker(m, marker, MODEL_MARKS_CALLS | (is_last ? MODEL_MARKS_LAST : 0));
+	}
 	for (size_t i = 0;
 	     m->tokenizer && m->reasoning && (marker = reasoning_format_marker(m->reasoning, i)); i++)
 		add_marker(m, marker, MODEL_MARKS_REASONING);

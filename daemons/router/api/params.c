@@ -55,46 +55,24 @@ int param_bool(const json_t *o, const char *name, int def, int *ret, struct api_
 
 /* --- what this build does not support ------------------------------------ */
 
-enum neutral { ONLY_EMPTY, ONLY_FALSE };
-
-static const struct {
-	const char *name;
-	enum neutral neutral;
-} refused[] = {
-	{"suffix", ONLY_EMPTY},
-	{"use_beam_search", ONLY_FALSE},
-	{"prompt_embeds", ONLY_EMPTY},
-	{"chat_template", ONLY_EMPTY},
-	{"audio", ONLY_EMPTY},
-	{"prediction", ONLY_EMPTY},
-	/* of other servers; ignored, they would leave an answer without its form */
-	{"structural_tag", ONLY_EMPTY},
-	{"guided_whitespace_pattern", ONLY_EMPTY},
-	{"custom_logit_processor", ONLY_EMPTY},
-	{"logits_processors", ONLY_EMPTY},
-};
-
-static int is_neutral(const json_t *v, enum neutral kind)
+/* Accepts these with a value that asks for nothing. */
+static int check_unsupported(const json_t *o, struct api_error *e)
 {
-	switch (kind) {
-	case ONLY_EMPTY:
-		return (json_is_string(v) && json_string_length(v) == 0) ||
-		       (json_is_array(v) && json_array_size(v) == 0) ||
-		       (json_is_object(v) && json_object_size(v) == 0);
-	case ONLY_FALSE: return json_is_false(v);
-	}
-	return 0;
-}
-
-static int check_refused(const json_t *o, struct api_error *e)
-{
-	static const char *const only[] = {"an empty value", "false"};
-	for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-		const json_t *v = body_member(o, refused[i].name);
-		if (v && !is_neutral(v, refused[i].neutral))
-			return api_bad(e, refused[i].name,
+	static const char *const names[] = {
+		"suffix", "use_beam_search", "prompt_embeds", "chat_template", "audio", "prediction",
+		/* of other servers; ignored, they would leave an answer without its form */
+		"structural_tag", "guided_whitespace_pattern", "custom_logit_processor",
+		"logits_processors"};
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		const json_t *v = body_member(o, names[i]);
+		int is_switch = strcmp(names[i], "use_beam_search") == 0,
+			is_empty = (json_is_string(v) && json_string_length(v) == 0) ||
+		               (json_is_array(v) && json_array_size(v) == 0) ||
+		               (json_is_object(v) && json_object_size(v) == 0);
+		if (v && !(is_switch ? json_is_false(v) : is_empty))
+			return api_bad(e, names[i],
 			               "%s is not supported by this server: only %s is accepted, got %s",
-			               refused[i].name, only[refused[i].neutral], param_show(v));
+			               names[i], is_switch ? "false" : "an empty value", param_show(v));
 	}
 	return 0;
 }
@@ -151,18 +129,6 @@ static int read_stop_ids(const json_t *o, struct params *p, struct api_error *e)
 	return 0;
 }
 
-static int read_max_tokens(const json_t *o, int chat, struct params *p, struct api_error *e)
-{
-	const char *name = chat && param_is_set(o, "max_completion_tokens") ? "max_completion_tokens"
-	                                                                    : "max_tokens";
-	int64_t n = 0;
-	if (param_int(o, name, !chat && p->echo ? 0 : 1, INT32_MAX, 16, &n, e) < 0)
-		return -1;
-	p->has_max_tokens = param_is_set(o, name);
-	p->max_tokens = (uint32_t)n;
-	return 0;
-}
-
 static int read_logprobs(const json_t *o, int chat, struct params *p, struct api_error *e)
 {
 	int64_t n = -1;
@@ -194,22 +160,9 @@ static int read_above(const json_t *o, const char *name, double max, double def,
 	return 0;
 }
 
-static int read_penalties(const json_t *o, struct params *p, struct api_error *e)
-{
-	double repetition, presence, frequency;
-	if (read_above(o, "repetition_penalty", 10, 1, &repetition, e) < 0 ||
-	    param_float(o, "presence_penalty", -2, 2, 0, &presence, e) < 0 ||
-	    param_float(o, "frequency_penalty", -2, 2, 0, &frequency, e) < 0)
-		return -1;
-	p->sampling.repetition_penalty = (float)repetition;
-	p->sampling.presence_penalty = (float)presence;
-	p->sampling.frequency_penalty = (float)frequency;
-	return 0;
-}
-
 static int read_sampling(const json_t *o, struct params *p, struct api_error *e)
 {
-	double temperature, top_p, min_p, typical_p;
+	double temperature, top_p, min_p, typical_p, repetition, presence, frequency;
 	int64_t top_k, seed;
 	pds__sampling__init(&p->sampling);
 	if (param_float(o, "temperature", 0, 100, 1, &temperature, e) < 0 ||
@@ -217,8 +170,14 @@ static int read_sampling(const json_t *o, struct params *p, struct api_error *e)
 	    param_float(o, "min_p", 0, 1, 0, &min_p, e) < 0 ||
 	    read_above(o, "typical_p", 1, 1, &typical_p, e) < 0 ||
 	    param_int(o, "top_k", -1, INT32_MAX, 0, &top_k, e) < 0 ||
-	    param_int(o, "seed", INT64_MIN, INT64_MAX, 0, &seed, e) < 0 || read_penalties(o, p, e) < 0)
+	    param_int(o, "seed", INT64_MIN, INT64_MAX, 0, &seed, e) < 0 ||
+	    read_above(o, "repetition_penalty", 10, 1, &repetition, e) < 0 ||
+	    param_float(o, "presence_penalty", -2, 2, 0, &presence, e) < 0 ||
+	    param_float(o, "frequency_penalty", -2, 2, 0, &frequency, e) < 0)
 		return -1;
+	p->sampling.repetition_penalty = (float)repetition;
+	p->sampling.presence_penalty = (float)presence;
+	p->sampling.frequency_penalty = (float)frequency;
 	p->sampling.temperature = (float)temperature;
 	p->sampling.top_p = (float)top_p;
 	p->sampling.min_p = (float)min_p;
@@ -238,29 +197,6 @@ int params_read_truncate(const json_t *o, struct params *p, struct api_error *e)
 		               "truncate_prompt_tokens must be at least 1, or -1 for as many as there is "
 		               "room for, got 0");
 	p->truncate = p->truncate == -2 ? 0 : p->truncate;
-	return 0;
-}
-
-/* How long prompt and answer are, beside max_tokens. */
-static int read_lengths(const json_t *o, struct params *p, struct api_error *e)
-{
-	int64_t least;
-	if (param_int(o, "min_tokens", 0, INT32_MAX, 0, &least, e) < 0 ||
-	    params_read_truncate(o, p, e) < 0)
-		return -1;
-	p->min_tokens = p->sampling.min_tokens = (uint32_t)least;
-	return 0;
-}
-
-static int read_prompt_logprobs(const json_t *o, struct params *p, struct api_error *e)
-{
-	int64_t n;
-	if (param_int(o, "prompt_logprobs", 0, PARAM_LOGPROBS_MAX, -1, &n, e) < 0)
-		return -1;
-	if (n >= 0 && p->stream)
-		return api_bad(e, "prompt_logprobs",
-		               "prompt_logprobs is not available when stream is true");
-	p->prompt_logprobs = (int)n;
 	return 0;
 }
 
@@ -286,21 +222,6 @@ static int read_stream(const json_t *o, struct params *p, struct api_error *e)
 	return 0;
 }
 
-static int read_n(const json_t *o, uint32_t n_max, struct params *p, struct api_error *e)
-{
-	int64_t n, best_of;
-	if (param_int(o, "n", 1, n_max, 1, &n, e) < 0 ||
-	    param_int(o, "best_of", 1, n_max, n, &best_of, e) < 0)
-		return -1;
-	if (best_of != n)
-		return api_bad(e, "best_of",
-		               "best_of is not supported by this server: only the value of n (%lld) is "
-		               "accepted, got %lld",
-		               (long long)n, (long long)best_of);
-	p->n = (uint32_t)n;
-	return 0;
-}
-
 /* The client's session, if it names one; only for placement. */
 static int read_session(const json_t *o, struct params *p, struct api_error *e)
 {
@@ -317,11 +238,29 @@ static int read_session(const json_t *o, struct params *p, struct api_error *e)
 
 int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, struct api_error *e)
 {
+	int is_new = chat && param_is_set(o, "max_completion_tokens"); /* OpenAI's newer name */
+	const char *max = is_new ? "max_completion_tokens" : "max_tokens";
+	int64_t n, best_of, max_tokens, min_tokens, prompt_logprobs;
 	memset(p, 0, sizeof *p);
-	if (check_refused(o, e) < 0 || read_n(o, n_max, p, e) < 0 || read_stream(o, p, e) < 0 ||
-	    read_sampling(o, p, e) < 0 || read_logprobs(o, chat, p, e) < 0 ||
-	    read_prompt_logprobs(o, p, e) < 0 || read_lengths(o, p, e) < 0 ||
-	    param_bool(o, "echo", 0, &p->echo, e) < 0 || read_max_tokens(o, chat, p, e) < 0 ||
+	if (check_unsupported(o, e) < 0 || param_int(o, "n", 1, n_max, 1, &n, e) < 0 ||
+	    param_int(o, "best_of", 1, n_max, n, &best_of, e) < 0)
+		return -1;
+	if (best_of != n)
+		return api_bad(e, "best_of",
+		               "best_of is not supported by this server: only the value of n (%lld) is "
+		               "accepted, got %lld",
+		               (long long)n, (long long)best_of);
+	p->n = (uint32_t)n;
+	if (read_stream(o, p, e) < 0 || read_sampling(o, p, e) < 0 ||
+	    read_logprobs(o, chat, p, e) < 0 ||
+	    param_int(o, "prompt_logprobs", 0, PARAM_LOGPROBS_MAX, -1, &prompt_logprobs, e) < 0)
+		return -1;
+	if (prompt_logprobs >= 0 && p->stream)
+		return api_bad(e, "prompt_logprobs",
+		               "prompt_logprobs is not available when stream is true");
+	if (param_int(o, "min_tokens", 0, INT32_MAX, 0, &min_tokens, e) < 0 ||
+	    params_read_truncate(o, p, e) < 0 || param_bool(o, "echo", 0, &p->echo, e) < 0 ||
+	    param_int(o, max, !chat && p->echo ? 0 : 1, INT32_MAX, 16, &max_tokens, e) < 0 ||
 	    param_bool(o, "ignore_eos", 0, &p->ignore_eos, e) < 0 ||
 	    param_bool(o, "return_token_ids", 0, &p->return_token_ids, e) < 0 ||
 	    param_bool(o, "timings_per_token", 0, &p->timings_per_token, e) < 0 ||
@@ -333,6 +272,10 @@ int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, str
 		return -1;
 	if (chat && p->echo)
 		return api_bad(e, "echo", "echo is not supported for chat completions");
+	p->prompt_logprobs = (int)prompt_logprobs;
+	p->min_tokens = p->sampling.min_tokens = (uint32_t)min_tokens;
+	p->has_max_tokens = param_is_set(o, max);
+	p->max_tokens = (uint32_t)max_tokens;
 	p->timings |= p->timings_per_token;
 	p->sampling.logprobs = p->logprobs;
 	int echoed = p->echo && p->logprobs >= 0 ? p->logprobs : -1,
@@ -343,20 +286,6 @@ int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, str
 }
 
 /* --- parameters that name tokens ----------------------------------------- */
-
-/* -1: not only decimal digits, or beyond 32 bits. */
-static int64_t id_of_key(const char *s)
-{
-	int64_t id = 0;
-	if (!*s || strlen(s) > 10)
-		return -1;
-	for (; *s; s++) {
-		if (*s < '0' || *s > '9')
-			return -1;
-		id = id * 10 + (*s - '0');
-	}
-	return id;
-}
 
 static int read_bias(const json_t *o, uint32_t vocab, struct params *p, struct api_error *e)
 {
@@ -372,7 +301,8 @@ static int read_bias(const json_t *o, uint32_t vocab, struct params *p, struct a
 	p->sampling.bias_ids = mem_array(json_object_size(v) + 1, sizeof *p->sampling.bias_ids);
 	p->sampling.bias = mem_array(json_object_size(v) + 1, sizeof *p->sampling.bias);
 	json_object_foreach((json_t *)v, key, item) {
-		int64_t id = id_of_key(key);
+		size_t digits = strspn(key, "0123456789");
+		int64_t id = digits && !key[digits] && digits <= 10 ? strtoll(key, NULL, 10) : -1;
 		double d = json_number_value(item);
 		if (id < 0 || id >= vocab)
 			return api_bad(e, "logit_bias",
@@ -388,7 +318,7 @@ static int read_bias(const json_t *o, uint32_t vocab, struct params *p, struct a
 	return 0;
 }
 
-static int read_allowed(const json_t *o, uint32_t vocab, struct params *p, struct api_error *e)
+static int read_allowed_ids(const json_t *o, uint32_t vocab, struct params *p, struct api_error *e)
 {
 	const json_t *v = body_member(o, "allowed_token_ids");
 	size_t n = json_array_size(v);
@@ -414,7 +344,7 @@ static int read_allowed(const json_t *o, uint32_t vocab, struct params *p, struc
 
 /* --- bad words ----------------------------------------------------------- */
 
-static int add_word(struct params *p, const struct token_list *l, struct api_error *e)
+static int add_bad_word(struct params *p, const struct token_list *l, struct api_error *e)
 {
 	Pds__Sampling *s = &p->sampling;
 	if (s->n_bad_words + l->n + 1 > PARAM_BAD_TOKENS_MAX)
@@ -428,9 +358,9 @@ static int add_word(struct params *p, const struct token_list *l, struct api_err
 	return 0;
 }
 
-/* As at the beginning of a text and, if those are other tokens, as after a space. */
-static int read_word(const struct tokenizer *t, const char *word, size_t len, struct params *p,
-                     struct api_error *e)
+/* Adds the word's tokens at the beginning of a text and, if those differ, after a space. */
+static int read_bad_word(const struct tokenizer *t, const char *word, size_t len, struct params *p,
+                         struct api_error *e)
 {
 	char spaced[PARAM_BAD_BYTES_MAX + 2];
 	struct token_list plain = {0}, after = {0};
@@ -445,9 +375,9 @@ static int read_word(const struct tokenizer *t, const char *word, size_t len, st
 	    tokenizer_encode(t, spaced, len + 1, 0, 0, &after) < 0)
 		r = api_bad(e, "bad_words", "bad_words has a word without a token");
 	if (r == 0 && plain.n)
-		r = add_word(p, &plain, e);
+		r = add_bad_word(p, &plain, e);
 	if (r == 0 && after.n && after.n == plain.n && after.ids[0] != plain.ids[0])
-		r = add_word(p, &after, e);
+		r = add_bad_word(p, &after, e);
 	token_list_fini(&plain);
 	token_list_fini(&after);
 	return r;
@@ -476,7 +406,7 @@ static int read_bad_words(const json_t *o, const struct tokenizer *t, struct par
 			return api_bad(e, "bad_words",
 			               "bad_words[%zu] must be a string of 1 to %d bytes, got %s", i,
 			               PARAM_BAD_BYTES_MAX, param_show(s));
-		if (read_word(t, json_string_value(s), len, p, e) < 0)
+		if (read_bad_word(t, json_string_value(s), len, p, e) < 0)
 			return -1;
 	}
 	return 0;
@@ -485,7 +415,7 @@ static int read_bad_words(const json_t *o, const struct tokenizer *t, struct par
 int params_read_ids(const json_t *o, const struct tokenizer *t, uint32_t vocab, struct params *p,
                     struct api_error *e)
 {
-	if (read_bias(o, vocab, p, e) < 0 || read_allowed(o, vocab, p, e) < 0)
+	if (read_bias(o, vocab, p, e) < 0 || read_allowed_ids(o, vocab, p, e) < 0)
 		return -1;
 	return read_bad_words(o, t, p, e);
 }

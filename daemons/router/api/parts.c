@@ -1,5 +1,6 @@
 /* parts.c - see parts.h. */
 #include "parts.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <sodium.h>
@@ -53,9 +54,9 @@ void parts_reset(struct answer_parts *p)
 	p->n = p->at = 0;
 }
 
-/* Who makes a list bounds it: it has at most REPLY_PIECES pieces of a message. Without memory
+/* The caller bounds the list: it has at most REPLY_PIECES pieces of a message. Without memory
  * nothing more is written. */
-static void push(struct answer_parts *p, struct answer_part part)
+static void push_part(struct answer_parts *p, struct answer_part part)
 {
 	if (p->n == p->size) {
 		uint32_t size = p->size ? p->size * 2 : 16;
@@ -74,22 +75,22 @@ static void push(struct answer_parts *p, struct answer_part part)
 static void close_text(struct answer_parts *p)
 {
 	if (p->closed < p->text.len)
-		push(p, (struct answer_part){
-					.kind = PART_TEXT, .from = p->closed, .n = p->text.len - p->closed});
+		push_part(p, (struct answer_part){
+						 .kind = PART_TEXT, .from = p->closed, .n = p->text.len - p->closed});
 	p->closed = p->text.len;
 }
 
-static void add(struct answer_parts *p, struct answer_part part)
+static void add_part(struct answer_parts *p, struct answer_part part)
 {
 	if (!part.n)
 		return;
 	close_text(p);
-	push(p, part);
+	push_part(p, part);
 }
 
 void parts_bytes(struct answer_parts *p, const char *s, size_t n)
 {
-	add(p, (struct answer_part){.kind = PART_BYTES, .of = s, .n = n});
+	add_part(p, (struct answer_part){.kind = PART_BYTES, .of = s, .n = n});
 }
 
 void parts_inside(struct answer_parts *p, const char *s, size_t n)
@@ -97,7 +98,7 @@ void parts_inside(struct answer_parts *p, const char *s, size_t n)
 	if (n <= STRING_SHORT)
 		buf_add_json_part(&p->text, s, n);
 	else
-		add(p, (struct answer_part){.kind = PART_STRING, .of = s, .n = n});
+		add_part(p, (struct answer_part){.kind = PART_STRING, .of = s, .n = n});
 }
 
 void parts_string(struct answer_parts *p, const char *s, size_t n)
@@ -109,88 +110,75 @@ void parts_string(struct answer_parts *p, const char *s, size_t n)
 
 void parts_ids(struct answer_parts *p, const uint32_t *ids, size_t n)
 {
-	add(p, (struct answer_part){.kind = PART_IDS, .of = ids, .n = n});
+	add_part(p, (struct answer_part){.kind = PART_IDS, .of = ids, .n = n});
 }
 
 void parts_floats(struct answer_parts *p, const float *v, size_t n)
 {
-	add(p, (struct answer_part){.kind = PART_FLOATS, .of = v, .n = n});
+	add_part(p, (struct answer_part){.kind = PART_FLOATS, .of = v, .n = n});
 }
 
 void parts_base64(struct answer_parts *p, const void *bytes, size_t n)
 {
-	add(p, (struct answer_part){.kind = PART_BASE64, .of = bytes, .n = n});
+	add_part(p, (struct answer_part){.kind = PART_BASE64, .of = bytes, .n = n});
 }
 
 void parts_rows(struct answer_parts *p, const struct rows *rows, uint32_t from, uint32_t to,
                 enum row_shape shape, uint32_t most)
 {
-	add(p, (struct answer_part){.kind = PART_ROWS,
-	                            .of = rows,
-	                            .from = from,
-	                            .n = to - from,
-	                            .shape = shape,
-	                            .most = most});
+	add_part(p, (struct answer_part){.kind = PART_ROWS,
+	                                 .of = rows,
+	                                 .from = from,
+	                                 .n = to - from,
+	                                 .shape = shape,
+	                                 .most = most});
 }
 
-static size_t write_ids(const uint32_t *ids, size_t from, size_t n, struct buf *out)
-{
-	size_t to = n - from > IDS_PIECE ? from + IDS_PIECE : n;
-	for (size_t i = from; i < to; i++) {
-		if (i)
-			buf_addc(out, ',');
-		buf_add_uint(out, ids[i]);
-	}
-	return to - from;
-}
-
-/* Nine digits are enough for every float32. */
-static size_t write_floats(const float *v, size_t from, size_t n, struct buf *out)
-{
-	size_t to = n - from > FLOATS_PIECE ? from + FLOATS_PIECE : n;
-	for (size_t i = from; i < to; i++)
-		buf_printf(out, i ? ",%.9g" : "%.9g", (double)v[i]);
-	return to - from;
-}
-
-static size_t write_base64(const unsigned char *bytes, size_t from, size_t n, struct buf *out)
-{
-	char text[BASE64_PIECE / 3 * 4 + 1];
-	size_t k = n - from > BASE64_PIECE ? BASE64_PIECE : n - from;
-	sodium_bin2base64(text, sizeof text, bytes + from, k, sodium_base64_VARIANT_ORIGINAL);
-	buf_adds(out, text);
-	return k;
-}
-
-static size_t write_row(const struct answer_part *part, const struct model *m, uint32_t i,
-                        struct buf *out)
-{
-	if (i)
-		buf_addc(out, ',');
-	logprob_row(m, rows_at(part->of, (uint32_t)part->from + i), part->shape, part->most, out);
-	return 1;
-}
-
-/* Writes a piece of the part, from `done` on; returns how much of it. */
+/* Writes a piece of the part, from `done` on; returns its length in units of part.n. */
 static size_t write_piece(const struct answer_parts *p, const struct answer_part *part,
                           const struct model *m, size_t max_size, struct buf *out)
 {
 	const char *s = part->of;
-	size_t left = part->n - p->done, n = left;
+	const uint32_t *ids = part->of;
+	const float *v = part->of;
+	char text[BASE64_PIECE / 3 * 4 + 1];
+	size_t from = p->done, n = part->n - from;
 	switch (part->kind) {
-	case PART_TEXT: buf_add(out, p->text.data + part->from, n); return n;
+	case PART_TEXT: buf_add(out, p->text.data + part->from, n); break;
 	case PART_BYTES:
-		n = left < max_size ? left : max_size;
-		buf_add(out, s + p->done, n);
-		return n;
+		n = least(n, max_size);
+		buf_add(out, s + from, n);
+		break;
 	case PART_STRING:
-		n = buf_json_piece(s + p->done, left, STRING_PIECE);
-		buf_add_json_part(out, s + p->done, n);
-		return n;
-	case PART_IDS: return write_ids(part->of, p->done, part->n, out);
-	case PART_FLOATS: return write_floats(part->of, p->done, part->n, out);
-	case PART_BASE64: return write_base64(part->of, p->done, part->n, out);
-	case PART_ROWS: return write_row(part, m, (uint32_t)p->done, out);
+		n = buf_json_piece(s + from, n, STRING_PIECE);
+		buf_add_json_part(out, s + from, n);
+		break;
+	case PART_IDS:
+		n = least(n, IDS_PIECE);
+		for (size_t i = from; i < from + n; i++) {
+			if (i)
+				buf_addc(out, ',');
+			buf_add_uint(out, ids[i]);
+		}
+		break;
+	case PART_FLOATS:
+		n = least(n, FLOATS_PIECE);
+		for (size_t i = from; i < from + n; i++) /* nine digits are enough for every float32 */
+			buf_printf(out, i ? ",%.9g" : "%.9g", (double)v[i]);
+		break;
+	case PART_BASE64:
+		n = least(n, BASE64_PIECE);
+		sodium_bin2base64(text, sizeof text, (const unsigned char *)part->of + from, n,
+		                  sodium_base64_VARIANT_ORIGINAL);
+		buf_adds(out, text);
+		break;
+	case PART_ROWS:
+		n = 1;
+		if (from)
+			buf_addc(out, ',');
+		logprob_row(m, rows_at(part->of, (uint32_t)(part->from + from)), part->shape, part->most,
+		            out);
+		break;
 	}
 	return n;
 }

@@ -1,5 +1,5 @@
 /* parts.h - an answer, or a piece of one, as a list of parts: short texts, and strings and rows
- * that become JSON. It is written in steps, so that a long one is never in memory as a whole. */
+ * that become JSON. It is written in steps, so that a long one is never in memory at once. */
 #ifndef ROUTER_PARTS_H
 #define ROUTER_PARTS_H
 
@@ -9,12 +9,12 @@
 struct answer_part;
 
 struct answer_parts {
-	/* all short texts: who makes the list adds to it */
+	/* all short texts; the maker of the list appends to it */
 	struct buf text;
 	size_t closed; /* bytes of text that have a part already */
 	struct answer_part *part;
 	uint32_t n, size;
-	uint32_t at; /* the part being written, and how much of it is */
+	uint32_t at; /* the part being written; done: how much of it was written */
 	size_t done;
 };
 
@@ -39,7 +39,8 @@ void parts_rows(struct answer_parts *p, const struct rows *rows, uint32_t from, 
 /* Goes on until out has `max_size` bytes, or a little more. 1: to the end. Without memory out is
  * full. */
 int parts_write(struct answer_parts *p, const struct model *m, struct buf *out, size_t max_size);
-int parts_are_unsent(const struct answer_parts *p); /* the list is not empty; none is written */
+int parts_are_unsent(
+	const struct answer_parts *p); /* not empty, and none of it was written */
 /* Some of the list has been written, but not all. */
 int parts_have_begun(const struct answer_parts *p);
 

@@ -37,51 +37,52 @@ void tenant_put(struct tenant *t)
 
 /* --- buckets ------------------------------------------------------------- */
 
-static int64_t full(const struct tenant *t, enum tenant_limit i)
+static int64_t bucket_full(const struct tenant *t, enum tenant_limit i)
 {
 	return (int64_t)t->limit[i] * MINUTE_US;
 }
 
-static void fill(struct tenant *t, enum tenant_limit i, uint64_t now_us)
+static void bucket_fill(struct tenant *t, enum tenant_limit i, uint64_t now_us)
 {
 	struct tenant_bucket *b = &t->bucket[i];
 	uint64_t us = now_us > b->at_us ? now_us - b->at_us : 0;
-	int64_t missing = full(t, i) - b->level;
+	int64_t missing = bucket_full(t, i) - b->level;
 	b->at_us += us;
 	if (us >= (uint64_t)(missing / t->limit[i]) + 1)
-		b->level = full(t, i);
+		b->level = bucket_full(t, i);
 	else
 		b->level += (int64_t)us * t->limit[i];
 }
 
-static void take(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t now_us)
+static void bucket_take(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t now_us)
 {
 	struct tenant_bucket *b = &t->bucket[i];
 	if (!t->limit[i])
 		return;
-	fill(t, i, now_us);
+	bucket_fill(t, i, now_us);
 	int64_t most = (b->level - LEVEL_MIN) / MINUTE_US;
 	b->level -= (units < (uint64_t)most ? (int64_t)units : most) * MINUTE_US;
 }
 
-/* Not above a minute's worth: the bucket may have filled meanwhile, or its limit may be lower. */
-static void give(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t now_us)
+/* Gives units back, up to a full bucket: it may have filled since, or its limit may be lower. */
+static void bucket_give(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t now_us)
 {
 	struct tenant_bucket *b = &t->bucket[i];
 	if (!t->limit[i])
 		return;
-	fill(t, i, now_us);
-	uint64_t room = (uint64_t)(full(t, i) - b->level);
-	b->level = units < room / MINUTE_US ? b->level + (int64_t)units * MINUTE_US : full(t, i);
+	bucket_fill(t, i, now_us);
+	uint64_t room = (uint64_t)(bucket_full(t, i) - b->level);
+	b->level = units < room / MINUTE_US ? b->level + (int64_t)units * MINUTE_US : bucket_full(t, i);
 }
 
-/* Time until the bucket has so much, or is full. */
-static uint64_t wait_us(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t now_us)
+/* Time until the bucket has that many units, or is full. */
+static uint64_t bucket_wait_us(struct tenant *t, enum tenant_limit i, uint64_t units,
+                               uint64_t now_us)
 {
 	if (!t->limit[i])
 		return 0;
-	fill(t, i, now_us);
-	int64_t want = units < t->limit[i] ? (int64_t)units * MINUTE_US : full(t, i);
+	bucket_fill(t, i, now_us);
+	int64_t want = units < t->limit[i] ? (int64_t)units * MINUTE_US : bucket_full(t, i);
 	int64_t missing = want - t->bucket[i].level;
 	return missing > 0 ? (uint64_t)((missing + t->limit[i] - 1) / t->limit[i]) : 0;
 }
@@ -91,11 +92,11 @@ void tenant_set_limits(struct tenant *t, const uint32_t limit[TENANT_LIMITS], ui
 	for (unsigned i = 0; i < TENANT_CONCURRENT; i++) {
 		int is_new = !t->limit[i];
 		if (!is_new)
-			fill(t, i, now_us);
+			bucket_fill(t, i, now_us);
 		t->limit[i] = limit[i];
 		t->bucket[i].at_us = now_us;
-		if (is_new || t->bucket[i].level > full(t, i))
-			t->bucket[i].level = full(t, i);
+		if (is_new || t->bucket[i].level > bucket_full(t, i))
+			t->bucket[i].level = bucket_full(t, i);
 	}
 	t->limit[TENANT_CONCURRENT] = limit[TENANT_CONCURRENT];
 }
@@ -103,7 +104,7 @@ void tenant_set_limits(struct tenant *t, const uint32_t limit[TENANT_LIMITS], ui
 /* --- requests ------------------------------------------------------------ */
 
 /* in_us: until the same request may be tried again; 0: not known */
-static int refuse(struct tenant *t, enum tenant_limit i, uint64_t in_us, struct api_error *e)
+static int refuse_limit(struct tenant *t, enum tenant_limit i, uint64_t in_us, struct api_error *e)
 {
 	static const char *const units[] = {"requests a minute", "tokens a minute", "answers at once"};
 	t->refused[i]++;
@@ -119,16 +120,16 @@ int tenant_check(struct tenant *t, uint64_t now_us, struct api_error *e)
 {
 	uint64_t us;
 	for (unsigned i = 0; i < TENANT_CONCURRENT; i++)
-		if ((us = wait_us(t, i, 1, now_us)))
-			return refuse(t, i, us, e);
+		if ((us = bucket_wait_us(t, i, 1, now_us)))
+			return refuse_limit(t, i, us, e);
 	if (t->limit[TENANT_CONCURRENT] && t->running >= t->limit[TENANT_CONCURRENT])
-		return refuse(t, TENANT_CONCURRENT, 0, e);
+		return refuse_limit(t, TENANT_CONCURRENT, 0, e);
 	return 0;
 }
 
 void tenant_begin(struct tenant *t, uint64_t now_us)
 {
-	take(t, TENANT_REQUESTS, 1, now_us);
+	bucket_take(t, TENANT_REQUESTS, 1, now_us);
 	t->requests++;
 	t->running++;
 	t->refs++;
@@ -136,10 +137,10 @@ void tenant_begin(struct tenant *t, uint64_t now_us)
 
 int tenant_take_prompt(struct tenant *t, uint64_t tokens, uint64_t now_us, struct api_error *e)
 {
-	uint64_t us = wait_us(t, TENANT_TOKENS, tokens, now_us);
+	uint64_t us = bucket_wait_us(t, TENANT_TOKENS, tokens, now_us);
 	if (us)
-		return refuse(t, TENANT_TOKENS, us, e);
-	take(t, TENANT_TOKENS, tokens, now_us);
+		return refuse_limit(t, TENANT_TOKENS, us, e);
+	bucket_take(t, TENANT_TOKENS, tokens, now_us);
 	t->prompt_tokens += tokens;
 	return 0;
 }
@@ -148,7 +149,7 @@ int tenant_take_answers(struct tenant *t, uint32_t n, struct api_error *e)
 {
 	uint32_t limit = t->limit[TENANT_CONCURRENT], others = t->running - 1;
 	if (limit && (uint64_t)others + n > limit) {
-		refuse(t, TENANT_CONCURRENT, 0, e);
+		refuse_limit(t, TENANT_CONCURRENT, 0, e);
 		snprintf(e->text, sizeof e->text,
 		         "%u answers with %u others of this access key at work are more than its limit, %u "
 		         "answers at once (concurrent)",
@@ -161,13 +162,13 @@ int tenant_take_answers(struct tenant *t, uint32_t n, struct api_error *e)
 
 void tenant_give_back(struct tenant *t, uint64_t prompt_tokens, uint64_t now_us)
 {
-	give(t, TENANT_REQUESTS, 1, now_us);
-	give(t, TENANT_TOKENS, prompt_tokens, now_us);
+	bucket_give(t, TENANT_REQUESTS, 1, now_us);
+	bucket_give(t, TENANT_TOKENS, prompt_tokens, now_us);
 }
 
 void tenant_generated(struct tenant *t, uint64_t tokens, uint64_t now_us)
 {
-	take(t, TENANT_TOKENS, tokens, now_us);
+	bucket_take(t, TENANT_TOKENS, tokens, now_us);
 	t->generated_tokens += tokens;
 }
 
@@ -180,18 +181,6 @@ void tenant_end(struct tenant *t, uint32_t running)
 
 /* --- what a client is told ----------------------------------------------- */
 
-/* As OpenAI writes times: "230ms", "12s", "6m0s". */
-static void write_time(uint64_t us, char *out, size_t size)
-{
-	uint64_t s = (us + 999999) / 1000000;
-	if (us < 1000000)
-		snprintf(out, size, "%llums", (unsigned long long)(us + 999) / 1000);
-	else if (s < 60)
-		snprintf(out, size, "%llus", (unsigned long long)s);
-	else
-		snprintf(out, size, "%llum%llus", (unsigned long long)s / 60, (unsigned long long)s % 60);
-}
-
 void tenant_headers(struct tenant *t, uint64_t now_us, char *out)
 {
 	size_t n = 0;
@@ -200,7 +189,15 @@ void tenant_headers(struct tenant *t, uint64_t now_us, char *out)
 		char reset[32];
 		if (!t->limit[i])
 			continue;
-		write_time(wait_us(t, i, t->limit[i], now_us), reset, sizeof reset);
+		/* as OpenAI writes times: "230ms", "12s", "6m0s" */
+		uint64_t us = bucket_wait_us(t, i, t->limit[i], now_us), s = (us + 999999) / 1000000;
+		if (us < 1000000)
+			snprintf(reset, sizeof reset, "%llums", (unsigned long long)(us + 999) / 1000);
+		else if (s < 60)
+			snprintf(reset, sizeof reset, "%llus", (unsigned long long)s);
+		else
+			snprintf(reset, sizeof reset, "%llum%llus", (unsigned long long)s / 60,
+			         (unsigned long long)s % 60);
 		int64_t level = t->bucket[i].level;
 		const char *what = tenant_limit_name(i);
 		n += (size_t)snprintf(out + n, TENANT_HEADERS_MAX - n,
@@ -216,7 +213,7 @@ void tenant_json(struct tenant *t, uint64_t now_us, struct buf *out)
 	char left[TENANT_CONCURRENT][24];
 	uint64_t refused = 0;
 	for (unsigned i = 0; i < TENANT_CONCURRENT; i++) {
-		wait_us(t, i, 0, now_us);
+		bucket_wait_us(t, i, 0, now_us);
 		snprintf(left[i], sizeof left[i], "%lld", (long long)t->bucket[i].level / MINUTE_US);
 	}
 	for (unsigned i = 0; i < TENANT_LIMITS; i++)

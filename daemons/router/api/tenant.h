@@ -1,10 +1,10 @@
-/* tenant.h - whom an access key belongs to: limits, what was used of them, and the salt that keeps
- * its cached prefixes apart.
+/* tenant.h - the owner of an access key: limits, their use so far, and the salt that keeps the
+ * owner's cached prefixes apart.
  *
  * Requests and tokens have a bucket each, which holds a minute's worth at most and fills at the
  * limit's rate. A request takes 1 and its prompt's tokens; tokens of the answer are taken as they
- * come, so that the level may fall below zero: further requests are refused until it has recovered.
- * A prompt longer than a whole bucket needs a full one. Time is monotonic.
+ * are generated, so the level may fall below zero: further requests are refused until it has risen
+ * again. A prompt longer than a bucket needs a full one. Time is monotonic.
  *
  * One thread, the event loop's, but for tenant_salt. */
 #ifndef ROUTER_API_TENANT_H
@@ -54,8 +54,8 @@ void tenant_begin(struct tenant *t, uint64_t now_us);
 int tenant_take_prompt(struct tenant *t, uint64_t tokens, uint64_t now_us, struct api_error *e);
 /* It has n answers, at least 1. 0, or -1 as tenant_check. */
 int tenant_take_answers(struct tenant *t, uint32_t n, struct api_error *e);
-/* A request was refused before any of it was sent to a worker: the buckets get back its 1 and what
- * tenant_take_prompt took for it. The totals stay, since they never fall. */
+/* A request was refused before any of it was sent to a worker: its 1 and the tokens of
+ * tenant_take_prompt go back to the buckets. The totals stay, since they never fall. */
 void tenant_give_back(struct tenant *t, uint64_t prompt_tokens, uint64_t now_us);
 void tenant_generated(struct tenant *t, uint64_t tokens, uint64_t now_us);
 /* The request ends, with its part of `running`; the reference is given back. */

@@ -192,18 +192,14 @@ int translate_thinking(json_t *chat, int on)
 
 /* --- errors -------------------------------------------------------------- */
 
-static int is_name(char c)
-{
-	return isalnum((unsigned char)c) || c == '_';
-}
-
 /* Replaces the name in the path that the text begins with. */
 static void rename_in(char *text, size_t size, const struct translate_name *n)
 {
 	char *end = text + strcspn(text, " :"), *at = strstr(text, n->chat), all[512];
 	size_t len = strlen(n->chat);
 	int is_inner = *n->chat == '.';
-	if (!at || at >= end || (!is_inner && at != text) || is_name(at[len]))
+	if (!at || at >= end || (!is_inner && at != text) || isalnum((unsigned char)at[len]) ||
+	    at[len] == '_')
 		return;
 	snprintf(all, sizeof all, "%.*s%s%s", (int)(at - text), text, n->own, at + len);
 	snprintf(text, size, "%s", all);

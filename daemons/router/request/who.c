@@ -9,14 +9,6 @@
 #define TRACE_ID_AT 3 /* "00-" */
 #define TRACE_ID_LEN 32
 
-static int is_visible(const char *s)
-{
-	for (; *s; s++)
-		if (*s <= 0x20 || *s >= 0x7f)
-			return 0;
-	return 1;
-}
-
 /* 00-<32 hex>-<16 hex>-<2 hex>, in lower case, and no id of zeros alone */
 static int is_traceparent(const char *s)
 {
@@ -43,7 +35,10 @@ void who_init(struct who *w, const struct http_conn *c, const struct http_head *
 	size_t size = sizeof w->text, len = strlen(head->client_id);
 	w->client_id[0] = w->traceparent[0] = 0;
 	snprintf(w->address, sizeof w->address, "%s", http_address(c));
-	if (len <= WHO_ID_MAX && is_visible(head->client_id))
+	int is_visible = 1;
+	for (const char *s = head->client_id; *s; s++)
+		is_visible &= *s > 0x20 && *s < 0x7f;
+	if (len <= WHO_ID_MAX && is_visible)
 		memcpy(w->client_id, head->client_id, len + 1);
 	if (is_traceparent(head->traceparent))
 		memcpy(w->traceparent, head->traceparent, sizeof w->traceparent);
