@@ -340,7 +340,7 @@ void metrics_render(struct router *r, struct buf *out)
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"length\"} %llu\n", label.data,
 	           (unsigned long long)stat_get(r->stats, STAT_SUCCESS_LENGTH));
 	buf_fini(&label);
-	api_errors_render(r, out);
+	api_errors_render(r, router_families, out);
 	render_placed(&r->registry, out);
 	render_tenants(&r->keys, out);
 	for (unsigned i = FAMILY_WORKERS; i < FAMILY_COUNT; i++) {

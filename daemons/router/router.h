@@ -1,5 +1,5 @@
 /* router.h - the parts of the router. One thread, the event loop's. Only text jobs run elsewhere,
- * and they see a request_prepare (request/prepare.h) and the model alone. */
+ * and they see a request_prepare (api/prepare.h) and the model alone. */
 #ifndef ROUTER_ROUTER_H
 #define ROUTER_ROUTER_H
 
@@ -145,10 +145,10 @@ struct router {
 	uint64_t drain_us; /* draining: when it began */
 };
 
-/* api/route.c: an answer with an error, by its path as api_path knows it. */
-unsigned api_path(const struct http_head *head); /* 0: none of this server's */
+/* request/log.c. path: its number in `errors`; 0: none of this server's */
 void api_count_error(struct router *r, unsigned path, int status);
-void api_errors_render(const struct router *r, struct buf *out);
+/* route.c. families: router_families */
+void api_errors_render(const struct router *r, const struct stat_family *families, struct buf *out);
 /* http_opts.error_body: the edge's own errors count too */
 size_t api_edge_error(void *arg, const char *path, int status, const char *text, char *out,
                       size_t size);
@@ -159,14 +159,14 @@ void requests_init(struct router *r);
 void requests_fini(struct router *r);
 /* about every 30 s: drops clients that do not read their answers */
 void requests_tick(struct router *r, uint64_t now);
-/* api/route.c: http_handlers of every HTTP request */
+/* route.c: http_handlers of every HTTP request */
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
 void api_request(void *arg, struct http_conn *c, struct http_request *q);
 /* Tokens of the longest prompt and answer together that can be served now; 0: unknown. */
 uint32_t router_context(const struct router *r);
 /* the value of Retry-After, now, as the workers' load suggests */
 uint32_t router_retry_after_s(const struct router *r);
-/* request.c: Retry-After of an answer that is this error, if it has one */
+/* request/write.c: Retry-After of an answer that is this error, if it has one */
 void router_error_headers(struct router *r, const struct api_error *e, char *out, size_t size);
 /* links.c: svc_hooks and attempts_opts.send */
 extern const struct svc_msg links_messages[];

@@ -3,8 +3,8 @@
  * status and a sentence, in JSON of both shapes; or it becomes prompts and parameters within the
  * limits that the workers rely on. All that it held of the router's memory is given back. */
 #include "daemons/router/api/model.h"
-#include "daemons/router/request/budget.h"
-#include "daemons/router/request/prepare.h"
+#include "daemons/router/api/budget.h"
+#include "daemons/router/api/prepare.h"
 #include "http/clients.h"
 #include "tests/fuzz/fuzz.h"
 #include "util/mem.h"
@@ -158,9 +158,9 @@ static void run(struct request_prepare *q)
 		                                 .inputs_max = 16,
 		                                 .pooling = PDS__POOLING__POOLING_LAST};
 	/* as the event loop does with a short body */
-	request_prepare_is_slow(q);
+	request_parse_is_slow(q);
 	if (!q->error.status)
-		request_prepare(&q->job);
+		request_parse(q);
 	must(q->quota.used <= REQUEST_BYTES);
 	if (q->error.status) {
 		check_error(&q->error);

@@ -736,7 +736,7 @@ TEST_LOOP(work_of_a_text_thread_beyond_bytes, 0, 4)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	const struct request *q = list_entry(w->r.requests.next, struct request, node);
 	size_t want = rows[_i].is_gzip ? (size_t)(n - len) : rows[_i].want;
-	ck_assert_uint_eq(q->prep.job.more, want);
+	ck_assert_uint_eq(q->job.more, want);
 	close(fd);
 	while (w->r.n_requests)
 		event_base_loop(w->base, EVLOOP_ONCE);

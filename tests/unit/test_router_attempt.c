@@ -234,7 +234,7 @@ TEST(prompt_logprobs_before_tokens)
 }
 
 /* The last log-probabilities release what is held, be it a whole answer. */
-TEST_LOOP(held_until_the_prompt_is_told, 0, 2)
+TEST_LOOP(held_until_the_prompt_rows_complete, 0, 2)
 {
 	struct three t = three(8, 1);
 	struct reqid id = t.r->s->id;

@@ -518,8 +518,7 @@ TEST(a_greedy_key_leaves_places)
 	end_ask(w, &a[HOGS - 1], t[HOGS - 1]);
 	has(a[HOGS - 1].out, "HTTP/1.1 429 ");
 	has(a[HOGS - 1].out,
-	    "896 answers of this client are at work here; with 128 more of it too few of the 128 "
-	    "places");
+	    "896 answers of this client are running here; with 128 more too few of the 128 places");
 	b.fields = KEY_B;
 	begin_ask(w, &b, &u);
 	ck_assert_uint_eq(w->r.n_answers, 897);

@@ -1,40 +1,28 @@
 /* chat.c - POST /v1/chat/completions: messages through the model's own template. */
-#include "daemons/router/request/prepare.h"
+#include "prepare.h"
 #include "util/mem.h"
 
 #include <string.h>
-
-int chat_bad_body(struct request_prepare *q, const struct body_error *e)
-{
-	return api_bad(&q->error, e->param, "%s", e->text);
-}
-
-static int render(struct request_prepare *q, const json_t *o, const struct chat_tools *tools,
-                  struct buf *out)
-{
-	struct body_error bad;
-	if (prompt_need_text(q, "messages") < 0)
-		return -1;
-	if (!chat_set_choose(&q->model->text.chats, tools->tools != NULL))
-		return api_bad(&q->error, "messages",
-		               "the model %s has no chat template: send a prompt to /v1/completions, or "
-		               "give the server one (setting chat_template)",
-		               q->model->name);
-	if (chat_request_render(&q->model->text.chats, o, tools, q->created_s, out, &bad) < 0)
-		return chat_bad_body(q, &bad);
-	if (q->message.reasoning)
-		q->message.at = reasoning_opened(q->message.reasoning, out->data ? out->data : "",
-		                                 out->len);
-	return 0;
-}
 
 int chat_render(struct request_prepare *q, const json_t *o, struct buf *out,
                 struct chat_tools *ret_tools)
 {
 	struct chat_tools tools;
+	struct body_error bad;
 	if (tools_read(q, o, &tools) < 0)
 		return -1;
-	int r = render(q, o, &tools, out);
+	int r = prompt_need_text(q, "messages");
+	if (r == 0 && !chat_set_choose(&q->model->text.chats, tools.tools != NULL))
+		r = api_bad(&q->error, "messages",
+		            "the model %s has no chat template: send a prompt to /v1/completions, or give "
+		            "the server one (setting chat_template)",
+		            q->model->name);
+	if (r == 0 &&
+	    chat_request_render(&q->model->text.chats, o, &tools, q->created_s, out, &bad) < 0)
+		r = api_bad(&q->error, bad.param, "%s", bad.text);
+	if (r == 0 && q->message.reasoning)
+		q->message.at = reasoning_opened(q->message.reasoning, out->data ? out->data : "",
+		                                 out->len);
 	if (r == 0 && ret_tools)
 		*ret_tools = tools;
 	else

@@ -1,5 +1,6 @@
 /* choices.c - see choices.h. */
 #include "choices.h"
+#include "daemons/router/request/request.h"
 
 #include <string.h>
 
@@ -20,13 +21,6 @@ void choices_head(struct request *q, const char *object)
 	if (registry_fingerprint(&q->r->registry, fingerprint, sizeof fingerprint))
 		buf_printf(head, ",\"system_fingerprint\":\"%s\"", fingerprint);
 	ADD(head, ",\"choices\":[");
-}
-
-static void add_prompt_ids(const struct prompt *p, struct buf *out)
-{
-	ADD(out, ",\"prompt_token_ids\":[");
-	buf_add(out, p->ids.data, p->ids.len);
-	buf_addc(out, ']');
 }
 
 void choices_add_finish(const struct answer *ans, enum answer_finish finish, struct buf *out)
@@ -52,7 +46,7 @@ void choices_add_finish(const struct answer *ans, enum answer_finish finish, str
 }
 
 /* The value of "usage". */
-static void add_usage(struct reply_usage u, struct buf *out)
+static void add_choices_usage(struct reply_usage u, struct buf *out)
 {
 	ADD(out, "{\"prompt_tokens\":");
 	buf_add_uint(out, u.prompt);
@@ -88,7 +82,7 @@ void choices_event_end(const struct answer *ans, enum choices_event which, struc
 		struct reply_usage u = reply_usage(q);
 		u.generated -= which == CHOICES_OPENS ? ans->n_tokens : 0;
 		ADD(out, ",\"usage\":");
-		add_usage(u, out);
+		add_choices_usage(u, out);
 	} else if (p->include_usage) {
 		ADD(out, ",\"usage\":null");
 	}
@@ -97,8 +91,12 @@ void choices_event_end(const struct answer *ans, enum choices_event which, struc
 
 void choices_add_prompt_ids(struct answer *ans, struct buf *out)
 {
-	if (ans->request->prep.p.return_token_ids && !ans->given.prompt_ids)
-		add_prompt_ids(ans->prompt, out);
+	const struct buf *ids = &ans->prompt->ids;
+	if (ans->request->prep.p.return_token_ids && !ans->given.prompt_ids) {
+		ADD(out, ",\"prompt_token_ids\":[");
+		buf_add(out, ids->data, ids->len);
+		buf_addc(out, ']');
+	}
 	ans->given.prompt_ids = 1;
 }
 
@@ -126,7 +124,7 @@ void choices_stream_end(struct request *q, struct buf *out)
 	if (q->prep.p.include_usage) {
 		buf_add(out, q->reply.head.data, q->reply.head.len);
 		ADD(out, "],\"usage\":");
-		add_usage(reply_usage(q), out);
+		add_choices_usage(reply_usage(q), out);
 		ADD(out, "}\n\n");
 	}
 	ADD(out, "data: [DONE]\n\n");
@@ -140,7 +138,7 @@ void choices_stream_error(struct request *q, const struct api_error *e, struct b
 	ADD(out, "\n\ndata: [DONE]\n\n");
 }
 
-/* --- whole --------------------------------------------------------------- */
+/* --- complete answers ---------------------------------------------------- */
 
 void choices_put_prompt(const struct request *q, const struct prompt *prompt,
                         struct answer_parts *p)
@@ -168,7 +166,7 @@ void choices_put_ids(const struct answer *ans, struct answer_parts *p)
 	buf_addc(&p->text, ']');
 }
 
-int choices_whole(struct request *q, uint32_t stage, struct answer_parts *p,
+int choices_parts(struct request *q, uint32_t stage, struct answer_parts *p,
                   void (*put_choice)(struct answer *ans, struct answer_parts *p),
                   void (*put_end)(struct request *q, struct answer_parts *p))
 {
@@ -188,7 +186,7 @@ int choices_whole(struct request *q, uint32_t stage, struct answer_parts *p,
 		if (q->prep.p.timings)
 			reply_add_timings(q, &p->text);
 		buf_adds(&p->text, ",\"usage\":");
-		add_usage(reply_usage(q), &p->text);
+		add_choices_usage(reply_usage(q), &p->text);
 		buf_addc(&p->text, '}');
 	}
 	return stage <= q->n_answers + 1;

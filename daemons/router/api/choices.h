@@ -4,7 +4,10 @@
 #ifndef ROUTER_CHOICES_H
 #define ROUTER_CHOICES_H
 
-#include "daemons/router/request/request.h"
+#include "dialect.h"
+#include "daemons/router/attempt/attempt.h"
+
+struct prompt;
 
 /* Into request.reply.head; object: "chat.completion", .. */
 void choices_head(struct request *q, const char *object);
@@ -14,10 +17,10 @@ enum choices_event {
 	CHOICES_ENDS
 };
 
-/* The answer's choice is begun, {"index":N, and what is behind the choices. */
+/* An event up to {"index":N of its choice, and all that follows the choices. */
 void choices_event_begin(const struct answer *ans, struct buf *out);
 void choices_event_end(const struct answer *ans, enum choices_event which, struct buf *out);
-/* ,"finish_reason":..; finish: of the answer, or NONE if more of it follows */
+/* ,"finish_reason":..; finish: of the answer; NONE: the answer goes on */
 void choices_add_finish(const struct answer *ans, enum answer_finish finish, struct buf *out);
 /* ,"prompt_token_ids":[..], once in a stream and if they are wanted */
 void choices_add_prompt_ids(struct answer *ans, struct buf *out);
@@ -27,13 +30,13 @@ size_t choices_prompt_ids_behind(const struct answer *ans); /* bytes; 0: not wan
 void choices_stream_end(struct request *q, struct buf *out);
 void choices_stream_error(struct request *q, const struct api_error *e, struct buf *out);
 
-/* A whole answer: its head, choices by put_choice, and its end, before which put_end is called
- * (NULL: not). */
-int choices_whole(struct request *q, uint32_t stage, struct answer_parts *p,
+/* dialect.parts: the head, choices by put_choice, and the end, after put_end (NULL: nothing). */
+int choices_parts(struct request *q, uint32_t stage, struct answer_parts *p,
                   void (*put_choice)(struct answer *ans, struct answer_parts *p),
                   void (*put_end)(struct request *q, struct answer_parts *p));
 void choices_put_ids(const struct answer *ans, struct answer_parts *p);
-/* What a choice of a completion, or a whole chat answer, has of its prompt. */
+/* The prompt's ids and log-probabilities, if they are wanted: in a choice of a completion, or in a
+ * complete chat answer. */
 void choices_put_prompt(const struct request *q, const struct prompt *prompt,
                         struct answer_parts *p);
 

@@ -1,6 +1,6 @@
 /* completions.c - POST /v1/completions: prompts as a string, strings, token ids or lists of
  * ids. */
-#include "daemons/router/request/prepare.h"
+#include "prepare.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -14,17 +14,8 @@ static int bad_prompt(struct request_prepare *q, const char *param)
 	               param);
 }
 
-static int take_text(struct request_prepare *q, struct prompt *p, const json_t *v,
-                     const char *param)
-{
-	if (q->p.echo) {
-		buf_init_quota(&p->text, 0, &q->quota);
-		buf_add(&p->text, json_string_value(v), json_string_length(v));
-	}
-	return prompt_encode(q, p, json_string_value(v), json_string_length(v), param);
-}
-
-static int take_ids(struct request_prepare *q, struct prompt *p, const json_t *v, const char *param)
+static int read_prompt_ids(struct request_prepare *q, struct prompt *p, const json_t *v,
+                           const char *param)
 {
 	size_t n = json_array_size(v);
 	p->tokens.quota = &q->quota;
@@ -68,8 +59,14 @@ int prompts_read(struct request_prepare *q, const json_t *v, const char *param)
 	for (q->n_prompts = 0; q->n_prompts < n;) {
 		const json_t *item = several ? json_array_get(v, q->n_prompts) : v;
 		struct prompt *p = &q->prompts[q->n_prompts++];
-		if (json_is_string(item)  ? take_text(q, p, item, param)
-		    : json_is_array(item) ? take_ids(q, p, item, param)
+		const char *text = json_string_value(item);
+		size_t len = json_string_length(item);
+		if (text && q->p.echo) {
+			buf_init_quota(&p->text, 0, &q->quota);
+			buf_add(&p->text, text, len);
+		}
+		if (text                  ? prompt_encode(q, p, text, len, param)
+		    : json_is_array(item) ? read_prompt_ids(q, p, item, param)
 		                          : bad_prompt(q, param))
 			return -1;
 	}

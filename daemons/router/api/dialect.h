@@ -1,9 +1,9 @@
-/* dialect.h - the form in which a kind of request is answered: whole answers, events of a stream,
- * errors. One table of functions for each; what is common to all of them is in answer.c and
+/* dialect.h - the form in which a kind of request is answered: complete answers, events of a
+ * stream, errors. One table of functions for each; what is common to all of them is in answer.c and
  * write.c.
  *
  *   completions, chat   OpenAI's, each event complete in itself (choices.h)
- *   responses           OpenAI's, events of items that the last one repeats as a whole
+ *   responses           OpenAI's, events of items; the last event repeats all items
  *   messages            Anthropic's, events of blocks; errors in its shape
  *   embeddings          OpenAI's, never as a stream
  *   json                an answer that was made while the request was prepared (/tokenize) */
@@ -31,19 +31,18 @@ struct dialect {
 	/* Events repeat what was sent before: a stream's message, and its rows of log-probabilities,
 	 * stay to its end */
 	int keeps;
-	/* What all events and the whole answer begin with, into request.reply.head */
+	/* What all events and the complete answer begin with, into request.reply.head */
 	void (*head)(struct request *q);
 	/* Appends the next events of a stream: about max_size bytes of a long beginning or end, then
 	 * text[0..text_len), or the pieces of the message, and what came with them. Returns 1 when
 	 * everything up to text_len has been written. */
 	int (*chunk)(struct answer *ans, size_t text_len, size_t max_size, struct buf *out);
-	int (*is_empty)(const struct answer *ans); /* a chunk would tell nothing */
-	/* about how many bytes a stream is behind, with what has to be sent in steps; 0: it is not.
-	 * NULL: never */
+	int (*is_empty)(const struct answer *ans); /* there is nothing for a chunk */
+	/* about how many bytes of a stream have yet to be sent in steps; 0: none. May be NULL: never */
 	size_t (*behind)(const struct answer *ans);
 	void (*stream_end)(struct request *q, struct buf *out); /* NULL: appends nothing */
-	/* Makes list number `stage` of the parts of a whole answer. 0: there is none. */
-	int (*whole)(struct request *q, uint32_t stage, struct answer_parts *p);
+	/* Makes list number `stage` of the parts of a complete answer. 0: there is none. */
+	int (*parts)(struct request *q, uint32_t stage, struct answer_parts *p);
 	void (*error)(const struct api_error *e, struct buf *out); /* a body */
 	/* the last event of a stream */
 	void (*stream_error)(struct request *q, const struct api_error *e, struct buf *out);
@@ -65,7 +64,7 @@ struct reply_usage reply_usage(const struct request *q);
 void reply_add_timings(const struct request *q, struct buf *out);
 /* ,"warnings":[..]; nothing if there are none */
 void reply_add_warnings(const struct request *q, struct buf *out);
-/* Goes on with a whole answer until out has max_size bytes, or a little more. 1: to the end. */
+/* Continues a complete answer until out has max_size bytes, or a little more. 1: to the end. */
 int reply_more(struct request *q, struct buf *out, size_t max_size);
 
 #endif

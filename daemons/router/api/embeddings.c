@@ -1,6 +1,7 @@
 /* embeddings.c - POST /v1/embeddings: inputs as a string, strings, token ids or lists of ids, each
  * of them an answer; and the embeddings as JSON numbers or base64. */
 #include "embeddings.h"
+#include "daemons/router/request/request.h"
 #include "util/mem.h"
 
 #include <math.h>
@@ -39,22 +40,9 @@ static int read_parameters(struct request_prepare *q, const json_t *o)
 		return -1;
 	p->pooling = mean ? PDS__POOLING__POOLING_MEAN : PDS__POOLING__POOLING_LAST;
 	p->dimensions = (uint32_t)n;
-	if (mean) /* nothing of it is taken from a cache: no worker is better than another */
+	if (mean) /* nothing is taken from a cache, so prefixes do not matter for placement */
 		q->roots.n = 0;
 	return params_read_truncate(o, &q->p, &q->error);
-}
-
-static int check_inputs(struct request_prepare *q, const json_t *v)
-{
-	size_t n = json_array_size(v);
-	if (!v || json_is_null(v))
-		return api_bad(&q->error, "input", "input is required");
-	if (json_is_array(v) && !json_is_integer(json_array_get(v, 0)) &&
-	    (n == 0 || n > q->embed.inputs_max))
-		return api_bad(&q->error, "input",
-		               "input has %zu items; it must have 1 to %u (max_embedding_inputs)", n,
-		               q->embed.inputs_max);
-	return 0;
 }
 
 int api_embeddings_prepare(struct request_prepare *q, const json_t *o)
@@ -72,8 +60,17 @@ int api_embeddings_prepare(struct request_prepare *q, const json_t *o)
 	if (!q->embed.hidden)
 		return api_fault(&q->error, 503,
 		                 "no worker that makes embeddings is ready (embeddings = true)");
-	if (read_parameters(q, o) < 0 || check_inputs(q, v) < 0 || prompts_read(q, v, "input") < 0 ||
-	    prompt_check_lengths(q, "input") < 0)
+	if (read_parameters(q, o) < 0)
+		return -1;
+	size_t n = json_array_size(v);
+	if (!v || json_is_null(v))
+		return api_bad(&q->error, "input", "input is required");
+	if (json_is_array(v) && !json_is_integer(json_array_get(v, 0)) &&
+	    (n == 0 || n > q->embed.inputs_max))
+		return api_bad(&q->error, "input",
+		               "input has %zu items; it must have 1 to %u (max_embedding_inputs)", n,
+		               q->embed.inputs_max);
+	if (prompts_read(q, v, "input") < 0 || prompt_check_lengths(q, "input") < 0)
 		return -1;
 	q->p.max_tokens = 1; /* of an attempt; it draws none */
 	return 0;
@@ -102,43 +99,31 @@ int embeddings_keep(struct answer *ans, const float *values)
 	return 0;
 }
 
-static void put_head(const struct request *q, struct buf *out)
+static int embeddings_parts(struct request *q, uint32_t stage, struct answer_parts *p)
 {
-	const char *name = q->prep.model->name;
-	buf_printf(out, "{\"id\":\"%s\",\"object\":\"list\",\"created\":%lld,\"model\":", q->id,
-	           (long long)q->prep.created_s);
-	buf_add_json(out, name, strlen(name));
-	buf_adds(out, ",\"data\":[");
-}
-
-static void put_embedding(const struct answer *ans, struct answer_parts *p)
-{
-	const struct embed_params *asked = &ans->request->prep.embed;
-	buf_printf(&p->text, "%s{\"object\":\"embedding\",\"index\":%u,\"embedding\":%s",
-	           ans->index ? "," : "", ans->index, asked->base64 ? "\"" : "[");
-	if (asked->base64)
-		parts_base64(p, ans->embedding, asked->dimensions * sizeof *ans->embedding);
-	else
-		parts_floats(p, ans->embedding, asked->dimensions);
-	buf_adds(&p->text, asked->base64 ? "\"}" : "]}");
-}
-
-static void put_end(const struct request *q, struct buf *out)
-{
-	uint32_t tokens = reply_usage(q).prompt;
-	buf_printf(out, "],\"usage\":{\"prompt_tokens\":%u,\"total_tokens\":%u}", tokens, tokens);
-	reply_add_warnings(q, out);
-	buf_addc(out, '}');
-}
-
-static int whole(struct request *q, uint32_t stage, struct answer_parts *p)
-{
-	if (stage == 0)
-		put_head(q, &p->text);
-	else if (stage <= q->n_answers)
-		put_embedding(&q->answers[stage - 1], p);
-	else if (stage == q->n_answers + 1)
-		put_end(q, &p->text);
+	const struct embed_params *asked = &q->prep.embed;
+	if (stage == 0) {
+		buf_printf(&p->text,
+		           "{\"id\":\"%s\",\"object\":\"list\",\"created\":%lld,\"model\":", q->id,
+		           (long long)q->prep.created_s);
+		buf_add_json(&p->text, q->prep.model->name, strlen(q->prep.model->name));
+		buf_adds(&p->text, ",\"data\":[");
+	} else if (stage <= q->n_answers) {
+		const struct answer *ans = &q->answers[stage - 1];
+		buf_printf(&p->text, "%s{\"object\":\"embedding\",\"index\":%u,\"embedding\":%s",
+		           ans->index ? "," : "", ans->index, asked->base64 ? "\"" : "[");
+		if (asked->base64)
+			parts_base64(p, ans->embedding, asked->dimensions * sizeof *ans->embedding);
+		else
+			parts_floats(p, ans->embedding, asked->dimensions);
+		buf_adds(&p->text, asked->base64 ? "\"}" : "]}");
+	} else if (stage == q->n_answers + 1) {
+		uint32_t tokens = reply_usage(q).prompt;
+		buf_printf(&p->text, "],\"usage\":{\"prompt_tokens\":%u,\"total_tokens\":%u}", tokens,
+		           tokens);
+		reply_add_warnings(q, &p->text);
+		buf_addc(&p->text, '}');
+	}
 	return stage <= q->n_answers + 1;
 }
 
@@ -148,4 +133,4 @@ static void no_head(struct request *q)
 }
 
 const struct dialect dialect_embeddings = {
-	.id_prefix = "embd-", .head = no_head, .whole = whole, .error = api_error_json};
+	.id_prefix = "embd-", .head = no_head, .parts = embeddings_parts, .error = api_error_json};

@@ -2,7 +2,10 @@
 #ifndef ROUTER_API_EMBEDDINGS_H
 #define ROUTER_API_EMBEDDINGS_H
 
-#include "daemons/router/request/request.h"
+#include <stddef.h>
+
+struct answer;
+struct request_prepare;
 
 /* Keeps what the answer shows of an embedding: its first elements (dimensions), normalised unless
  * the client does not want that. 0 or -1: no memory. values: (embed.hidden) */

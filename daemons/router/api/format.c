@@ -2,7 +2,7 @@
  * structured_outputs of vLLM, grammar and json_schema of llama.cpp, regex and ebnf of SGLang. Each
  * asks for one constraint (grammar.h), which is compiled here so that an error is reported at once,
  * and again at the worker. */
-#include "daemons/router/request/prepare.h"
+#include "prepare.h"
 #include "grammar/grammar.h"
 #include "util/json_load.h"
 #include "util/mem.h"
@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* of a text that takes about as long as to compile a form: milliseconds */
+/* the length of a text that takes as long as compiling a form: milliseconds */
 #define FORM_BYTES 65536u
 
-static int no_memory(struct request_prepare *q, const char *param)
+static int no_form_memory(struct request_prepare *q, const char *param)
 {
 	return api_fault(&q->error, 503, "%s: this server has no memory to look at it now", param);
 }
@@ -25,7 +25,7 @@ int format_constrain(struct request_prepare *q, const char *param, unsigned kind
 	struct err err = {0};
 	struct grammar *g;
 	if (!text)
-		return no_memory(q, param);
+		return no_form_memory(q, param);
 	if (q->constraint.kind) {
 		free(text);
 		return api_bad(&q->error, param, "%s: the answer's form is given twice", param);
@@ -35,12 +35,12 @@ int format_constrain(struct request_prepare *q, const char *param, unsigned kind
 	if (!q->model->tokenizer)
 		return api_bad(&q->error, param,
 		               "%s needs the model's vocabulary, which this server does not have", param);
-	q->job.more += FORM_BYTES;
+	q->extra_bytes += FORM_BYTES;
 	int r = grammar_compile(kind, text, strlen(text), strict ? GRAMMAR_STRICT : 0, &g, &err);
 	if (r < 0)
-		return r == ERR_NOMEM ? no_memory(q, param)
+		return r == ERR_NOMEM ? no_form_memory(q, param)
 		                      : api_bad(&q->error, param, "%s: %s", param, err.text);
-	/* a structure is made of what was looked at before */
+	/* a structure is made of forms that were checked before */
 	r = kind == GRAMMAR_STRUCTURE ? 0 : params_ignored(q, param, "the answer's schema", g);
 	grammar_destroy(&g);
 	if (r < 0)
@@ -105,7 +105,7 @@ static int constrain_choice(struct request_prepare *q, const char *param, const 
 	return format_constrain(q, param, GRAMMAR_CHOICE, dump(v), 0);
 }
 
-/* NULL also for null. */
+/* The member; NULL if it is absent or null. */
 static const json_t *member(const json_t *o, const char *name)
 {
 	const json_t *v = json_object_get(o, name);
@@ -173,13 +173,6 @@ static int read_structured(struct request_prepare *q, const json_t *v)
 	           : 0;
 }
 
-/* null, "", [] and {} ask for nothing. */
-static int is_empty(const json_t *v)
-{
-	return !v || (json_is_string(v) && !json_string_length(v)) ||
-	       (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
-}
-
 static int constrain_schema(struct request_prepare *q, const char *param, const json_t *v)
 {
 	return constrain_json(q, param, v, 0);
@@ -218,32 +211,25 @@ int format_read(struct request_prepare *q, const json_t *o)
 	const json_t *v;
 	if ((v = member(o, "response_format")) && read_response_format(q, v) < 0)
 		return -1;
-	for (size_t i = 0; i < N_WAYS; i++)
-		if (!is_empty(v = member(o, ways[i].name)) && ways[i].read(q, ways[i].name, v) < 0)
+	for (size_t i = 0; i < N_WAYS; i++) {
+		v = member(o, ways[i].name);
+		int is_empty = !v || (json_is_string(v) && !json_string_length(v)) ||
+		               (json_is_array(v) && !json_array_size(v)) ||
+		               (json_is_object(v) && !json_object_size(v));
+		if (!is_empty && ways[i].read(q, ways[i].name, v) < 0)
 			return -1;
+	}
 	return (v = member(o, "structured_outputs")) ? read_structured(q, v) : 0;
 }
 
 /* --- thoughts before the answer ------------------------------------------
  *
- * A model may think before an answer that is bound. Thoughts that the prompt opened come to their
- * end. Where the prompt neither opened nor closed them, the model chooses by its first token, if
- * that is a marker: in harmony, and where the marker that opens thoughts is one token (Qwen 3). A
- * marker of several tokens of text (Granite 3.2: "Here is my thought process:") begins as any
- * answer may begin, and then only thoughts could follow: there the answer is bound from its first
- * token. */
-
-/* NULL, here and below: no memory. */
-static json_t *to_the_end(const struct reasoning_form *f)
-{
-	return json_pack("[{s:s},{s:s}]", "free", f->close, "regex", f->next);
-}
-
-static json_t *if_the_model_thinks(const struct reasoning_form *f)
-{
-	return json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open, "free",
-	                 f->close, "regex", f->next);
-}
+ * A model may think before an answer that is constrained. Thoughts that the prompt opened are ended
+ * by the model. If the prompt neither opened nor closed them, the model chooses with its first
+ * token, if that is a marker: in harmony, and where the marker that opens thoughts is one token
+ * (Qwen 3). A marker of several tokens of text (Granite 3.2: "Here is my thought process:") begins
+ * like any answer, after which only thoughts could follow: there the answer is constrained from its
+ * first token. */
 
 json_t *format_thoughts(const struct request_prepare *q, const char *prompt, size_t len,
                         int is_call)
@@ -256,10 +242,11 @@ json_t *format_thoughts(const struct request_prepare *q, const char *prompt, siz
 	int is_row = *f->answer != 0; /* of messages; what the prompt began is one */
 	json_t *first;
 	if (at == REASONING_BEFORE && (is_row || q->model->opens_by_token))
-		first = if_the_model_thinks(f);
+		first = json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open, "free",
+		                  f->close, "regex", f->next); /* thoughts, or none */
 	else if (at == REASONING_WITHIN_THOUGHTS ||
 	         (at == REASONING_WITHIN_ANSWER && is_row && is_call))
-		first = to_the_end(f);
+		first = json_pack("[{s:s},{s:s}]", "free", f->close, "regex", f->next);
 	else
 		first = json_array();
 	if (is_row && !is_call && at != REASONING_WITHIN_ANSWER &&
@@ -268,21 +255,6 @@ json_t *format_thoughts(const struct request_prepare *q, const char *prompt, siz
 		return NULL;
 	}
 	return first;
-}
-
-/* The form as one piece; NULL: no memory. */
-static json_t *as_piece(const Pds__Constraint *k)
-{
-	json_error_t bad;
-	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_JSON_OBJECT)
-		return json_pack("{s:{s:s}}", "schema", "type", "object");
-	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX)
-		return json_pack("{s:s}", "regex", k->text);
-	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_GBNF)
-		return json_pack("{s:s}", "gbnf", k->text);
-	int is_choice = k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_CHOICE;
-	json_t *v = json_load(k->text, strlen(k->text), JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
-	return json_pack("{s:o}", is_choice ? "choice" : "schema", v);
 }
 
 int format_behind_thoughts(struct request_prepare *q, const char *prompt, size_t len)
@@ -295,10 +267,24 @@ int format_behind_thoughts(struct request_prepare *q, const char *prompt, size_t
 		json_decref(pieces);
 		return 0;
 	}
-	char *text = json_array_append_new(pieces, as_piece(k)) == 0 ? dump(pieces) : NULL;
+	json_t *form; /* the constraint as one piece */
+	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_JSON_OBJECT) {
+		form = json_pack("{s:{s:s}}", "schema", "type", "object");
+	} else if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX) {
+		form = json_pack("{s:s}", "regex", k->text);
+	} else if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_GBNF) {
+		form = json_pack("{s:s}", "gbnf", k->text);
+	} else {
+		int is_choice = k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_CHOICE;
+		json_error_t bad;
+		form = json_pack("{s:o}", is_choice ? "choice" : "schema",
+		                 json_load(k->text, strlen(k->text), JSON_DECODE_ANY | JSON_ALLOW_NUL,
+		                           &bad));
+	}
+	char *text = json_array_append_new(pieces, form) == 0 ? dump(pieces) : NULL;
 	json_decref(pieces);
 	if (!text)
-		return no_memory(q, q->bound_by);
+		return no_form_memory(q, q->bound_by);
 	free(k->text);
 	k->text = NULL;
 	k->kind = (Pds__ConstraintKind)GRAMMAR_NONE;

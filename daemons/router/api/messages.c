@@ -7,15 +7,14 @@
 #include <string.h>
 
 /* Claude Code begins its system prompt with a block of this kind, which is different in each
- * request: no prefix would ever be found in a cache. It is about billing, and nothing for a
- * model. */
+ * request: no prefix would ever be found in a cache. It is about billing, not for the model. */
 #define BILLING "x-anthropic-billing-header:"
 
 static const char only_text[] = "only text blocks are";
 
 /* A block's text; NULL with the error set. supported: what may be there */
-static const json_t *text_of(struct request_prepare *q, const char *path, const json_t *block,
-                             const char *supported)
+static const json_t *block_text(struct request_prepare *q, const char *path, const json_t *block,
+                                const char *supported)
 {
 	const char *type = translate_type(q, path, block);
 	const json_t *text = json_object_get(block, "text");
@@ -44,7 +43,7 @@ static int read_blocks(struct request_prepare *q, const char *path, const json_t
 }
 
 /* A string or text blocks, as chat's content. */
-static json_t *read_text(struct request_prepare *q, const char *path, const json_t *v)
+static json_t *read_text_blocks(struct request_prepare *q, const char *path, const json_t *v)
 {
 	size_t n;
 	int is_string = read_blocks(q, path, v, &n);
@@ -52,8 +51,8 @@ static json_t *read_text(struct request_prepare *q, const char *path, const json
 		return is_string > 0 ? translate_string(v) : NULL;
 	json_t *parts = json_array();
 	for (size_t i = 0; i < n; i++) {
-		const json_t *text = text_of(q, translate_path("%s[%zu]", path, i).text,
-		                             json_array_get(v, i), only_text);
+		const json_t *text = block_text(q, translate_path("%s[%zu]", path, i).text,
+		                                json_array_get(v, i), only_text);
 		if (text && translate_add_text(parts, text) == 0)
 			continue;
 		json_decref(parts);
@@ -62,19 +61,15 @@ static json_t *read_text(struct request_prepare *q, const char *path, const json
 	return parts;
 }
 
-static int is_billing(const json_t *part)
-{
-	const char *text = json_string_value(json_object_get(part, "text"));
-	return strncmp(text, BILLING, strlen(BILLING)) == 0;
-}
-
 static int read_system(struct request_prepare *q, const char *path, const json_t *v,
                        json_t *messages)
 {
-	json_t *content = read_text(q, path, v);
-	for (size_t i = json_array_size(content); i-- > 0;)
-		if (is_billing(json_array_get(content, i)))
+	json_t *content = read_text_blocks(q, path, v);
+	for (size_t i = json_array_size(content); i-- > 0;) {
+		const char *text = json_string_value(json_object_get(json_array_get(content, i), "text"));
+		if (strncmp(text, BILLING, strlen(BILLING)) == 0)
 			json_array_remove(content, i);
+	}
 	if (content && !json_array_size(content)) {
 		json_decref(content);
 		return 0;
@@ -84,7 +79,7 @@ static int read_system(struct request_prepare *q, const char *path, const json_t
 
 /* --- turns --------------------------------------------------------------- */
 
-static int add_text(json_t *message, const json_t *text)
+static int add_message_text(json_t *message, const json_t *text)
 {
 	json_t *content = json_object_get(message, "content");
 	if (!json_is_array(content) &&
@@ -93,8 +88,8 @@ static int add_text(json_t *message, const json_t *text)
 	return translate_add_text(content, text);
 }
 
-static int read_result(struct request_prepare *q, const char *path, const json_t *block,
-                       json_t *messages)
+static int read_tool_result(struct request_prepare *q, const char *path, const json_t *block,
+                            json_t *messages)
 {
 	const json_t *id = json_object_get(block, "tool_use_id"), *v = body_member(block, "content");
 	json_t *empty = json_string(""), *content;
@@ -104,7 +99,7 @@ static int read_result(struct request_prepare *q, const char *path, const json_t
 	else if (param_bool(block, "is_error", 0, &is_error, &q->error) == 0) {
 		content = !v || (json_is_array(v) && !json_array_size(v))
 		              ? translate_string(empty)
-		              : read_text(q, translate_path("%s.content", path).text, v);
+		              : read_text_blocks(q, translate_path("%s.content", path).text, v);
 		r = translate_add_result(messages, id, content);
 	}
 	json_decref(empty);
@@ -124,56 +119,48 @@ static int read_user(struct request_prepare *q, const char *path, const json_t *
 			return -1;
 		if (strcmp(type, "tool_result") == 0) {
 			open = NULL;
-			if (read_result(q, at.text, block, messages) < 0)
+			if (read_tool_result(q, at.text, block, messages) < 0)
 				return -1;
 			continue;
 		}
-		const json_t *text = text_of(q, at.text, block, "text and tool_result are");
+		const json_t *text = block_text(q, at.text, block, "text and tool_result are");
 		if (!open)
 			open = text ? translate_add_message(messages, "user") : NULL;
-		if (!text || !open || add_text(open, text) < 0)
+		if (!text || !open || add_message_text(open, text) < 0)
 			return -1;
 	}
 	return 0;
 }
 
-static int read_tool_use(struct request_prepare *q, const char *path, const json_t *block,
-                         json_t *message)
-{
-	const json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"),
-				 *input = json_object_get(block, "input");
-	if (!json_is_string(id))
-		return translate_bad(q, translate_path("%s.id", path).text, "a string", id);
-	if (!json_string_length(name))
-		return translate_bad(q, translate_path("%s.name", path).text, "the name of a tool", name);
-	if (!json_is_object(input))
-		return translate_bad(q, translate_path("%s.input", path).text, "an object", input);
-	return translate_add_call(q, path, message, id, name, input);
-}
-
-static int read_thinking(struct request_prepare *q, const char *path, const json_t *block,
-                         json_t *message)
-{
-	const json_t *text = json_object_get(block, "thinking");
-	if (!json_is_string(text))
-		return translate_bad(q, translate_path("%s.thinking", path).text, "a string", text);
-	return json_string_length(text) ? translate_add_thoughts(message, text) : 0;
-}
-
+/* One block of an assistant's message. */
 static int read_own_block(struct request_prepare *q, const char *path, const json_t *block,
                           json_t *message)
 {
 	const char *type = translate_type(q, path, block);
+	const json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"),
+				 *input = json_object_get(block, "input"),
+				 *thinking = json_object_get(block, "thinking");
 	if (!type)
 		return -1;
-	if (strcmp(type, "tool_use") == 0)
-		return read_tool_use(q, path, block, message);
-	if (strcmp(type, "thinking") == 0)
-		return read_thinking(q, path, block, message);
+	if (strcmp(type, "tool_use") == 0) {
+		if (!json_is_string(id))
+			return translate_bad(q, translate_path("%s.id", path).text, "a string", id);
+		if (!json_string_length(name))
+			return translate_bad(q, translate_path("%s.name", path).text, "the name of a tool",
+			                     name);
+		if (!json_is_object(input))
+			return translate_bad(q, translate_path("%s.input", path).text, "an object", input);
+		return translate_add_call(q, path, message, id, name, input);
+	}
+	if (strcmp(type, "thinking") == 0) {
+		if (!json_is_string(thinking))
+			return translate_bad(q, translate_path("%s.thinking", path).text, "a string", thinking);
+		return json_string_length(thinking) ? translate_add_thoughts(message, thinking) : 0;
+	}
 	if (strcmp(type, "redacted_thinking") == 0)
-		return 0; /* nobody here can read it */
-	const json_t *text = text_of(q, path, block, "text, tool_use and thinking are");
-	return text ? add_text(message, text) : -1;
+		return 0; /* only Anthropic can read it */
+	const json_t *text = block_text(q, path, block, "text, tool_use and thinking are");
+	return text ? add_message_text(message, text) : -1;
 }
 
 static int read_assistant(struct request_prepare *q, const char *path, const json_t *blocks,
@@ -188,7 +175,7 @@ static int read_assistant(struct request_prepare *q, const char *path, const jso
 	    json_object_get(message, "tool_calls") || json_object_get(message, "reasoning_content"))
 		return 0;
 	empty = json_string("");
-	int r = add_text(message, empty);
+	int r = add_message_text(message, empty);
 	json_decref(empty);
 	return r;
 }
@@ -220,17 +207,6 @@ static int read_turn(struct request_prepare *q, size_t at, const json_t *turn, j
 	               : read_assistant(q, path.text, content, messages);
 }
 
-/* An answer that the client has begun itself: text at the end of the last turn. */
-static int is_begun(const json_t *turns)
-{
-	const json_t *turn = json_array_get(turns, json_array_size(turns) - 1),
-				 *role = json_object_get(turn, "role"), *content = json_object_get(turn, "content"),
-				 *block = json_array_get(content, json_array_size(content) - 1);
-	if (!json_is_string(role) || strcmp(json_string_value(role), "assistant") != 0)
-		return 0;
-	return json_string_length(content) || json_string_length(json_object_get(block, "text"));
-}
-
 static int read_messages(struct request_prepare *q, const json_t *o, json_t *chat)
 {
 	const json_t *turns = body_member(o, "messages"), *system = body_member(o, "system");
@@ -246,12 +222,21 @@ static int read_messages(struct request_prepare *q, const json_t *o, json_t *cha
 	for (size_t i = 0; i < json_array_size(turns); i++)
 		if (read_turn(q, i, json_array_get(turns, i), messages) < 0)
 			return -1;
-	return is_begun(turns) ? json_object_set_new(chat, "continue_final_message", json_true()) : 0;
+	/* the client has begun the answer itself if the last turn ends with text of the assistant */
+	const json_t *last = json_array_get(turns, json_array_size(turns) - 1),
+				 *content = json_object_get(last, "content"),
+				 *block = json_array_get(content, json_array_size(content) - 1);
+	const char *role = json_string_value(json_object_get(last, "role"));
+	int is_begun = role && strcmp(role, "assistant") == 0 &&
+	               (json_string_length(content) ||
+	                json_string_length(json_object_get(block, "text")));
+	return is_begun ? json_object_set_new(chat, "continue_final_message", json_true()) : 0;
 }
 
 /* --- tools --------------------------------------------------------------- */
 
-static int read_tool(struct request_prepare *q, const char *path, const json_t *tool, json_t *tools)
+static int read_custom_tool(struct request_prepare *q, const char *path, const json_t *tool,
+                            json_t *tools)
 {
 	const json_t *type = body_member(tool, "type"), *schema = json_object_get(tool, "input_schema");
 	if (!json_is_object(tool))
@@ -267,41 +252,37 @@ static int read_tool(struct request_prepare *q, const char *path, const json_t *
 	                          schema, body_member(tool, "strict"));
 }
 
-static int set_choice(struct request_prepare *q, const json_t *v, const char *type, json_t *chat)
+/* The forced choices need tools. */
+static int choose_messages_tool(struct request_prepare *q, const json_t *o, json_t *chat)
 {
-	const json_t *name = json_object_get(v, "name");
-	int has_tools = json_array_size(json_object_get(chat, "tools")) > 0, any;
-	if (strcmp(type, "none") == 0 || strcmp(type, "auto") == 0)
-		return json_object_set_new(chat, "tool_choice", json_string(type));
-	any = strcmp(type, "any") == 0;
-	if (!any && strcmp(type, "tool") != 0)
-		return translate_bad(q, "tool_choice.type", "\"auto\", \"any\", \"tool\" or \"none\"",
-		                     json_object_get(v, "type"));
-	if (!has_tools)
-		return api_bad(&q->error, "tool_choice", "tool_choice of the type \"%s\" needs tools",
-		               type);
-	if (any)
-		return json_object_set_new(chat, "tool_choice", json_string("required"));
-	return json_is_string(name) ? translate_choose(chat, name)
-	                            : translate_bad(q, "tool_choice.name", "the name of a tool", name);
-}
-
-static int read_tool_choice(struct request_prepare *q, const json_t *o, json_t *chat)
-{
-	const json_t *v = body_member(o, "tool_choice");
-	int only_one;
+	const json_t *v = body_member(o, "tool_choice"), *name = json_object_get(v, "name");
+	int only_one, r;
 	if (!v)
 		return 0;
 	const char *type = translate_type(q, "tool_choice", v);
-	if (!type || set_choice(q, v, type, chat) < 0 ||
-	    param_bool(v, "disable_parallel_tool_use", 0, &only_one, &q->error) < 0)
+	if (!type)
+		return -1;
+	int is_free = strcmp(type, "none") == 0 || strcmp(type, "auto") == 0,
+		any = strcmp(type, "any") == 0;
+	if (!is_free && !any && strcmp(type, "tool") != 0)
+		return translate_bad(q, "tool_choice.type", "\"auto\", \"any\", \"tool\" or \"none\"",
+		                     json_object_get(v, "type"));
+	if (!is_free && !json_array_size(json_object_get(chat, "tools")))
+		return api_bad(&q->error, "tool_choice", "tool_choice of the type \"%s\" needs tools",
+		               type);
+	if (is_free || any)
+		r = json_object_set_new(chat, "tool_choice", json_string(any ? "required" : type));
+	else
+		r = json_is_string(name) ? translate_choose(chat, name)
+		                         : translate_bad(q, "tool_choice.name", "the name of a tool", name);
+	if (r < 0 || param_bool(v, "disable_parallel_tool_use", 0, &only_one, &q->error) < 0)
 		return -1;
 	return json_object_set_new(chat, "parallel_tool_calls", json_boolean(!only_one));
 }
 
 /* --- the rest ------------------------------------------------------------ */
 
-/* budget_tokens has no effect: no model here is told how long to think. */
+/* budget_tokens has no effect: nothing limits the thoughts of a model here. */
 static int read_thinking_options(struct request_prepare *q, const json_t *o, json_t *chat)
 {
 	const json_t *v = body_member(o, "thinking"), *display = body_member(v, "display");
@@ -324,7 +305,8 @@ static int read_thinking_options(struct request_prepare *q, const json_t *o, jso
 	return on || off ? translate_thinking(chat, on) : 0;
 }
 
-static int read_format(struct request_prepare *q, const char *path, const json_t *f, json_t *chat)
+static int read_output_format(struct request_prepare *q, const char *path, const json_t *f,
+                              json_t *chat)
 {
 	const char *type = f ? translate_type(q, path, f) : NULL;
 	if (!f)
@@ -350,8 +332,8 @@ static int read_output(struct request_prepare *q, const json_t *o, json_t *chat)
 		return translate_bad(q, "output_config.effort", "a string", effort);
 	if (effort && json_object_set(chat, "reasoning_effort", (json_t *)effort) < 0)
 		return -1;
-	return format ? read_format(q, "output_config.format", format, chat)
-	              : read_format(q, "output_format", body_member(o, "output_format"), chat);
+	return format ? read_output_format(q, "output_config.format", format, chat)
+	              : read_output_format(q, "output_format", body_member(o, "output_format"), chat);
 }
 
 static int read_rest(struct request_prepare *q, const json_t *o, json_t *chat)
@@ -376,12 +358,13 @@ static int read_rest(struct request_prepare *q, const json_t *o, json_t *chat)
 	return user ? json_object_set(chat, "user", (json_t *)user) : 0;
 }
 
-/* NULL also with the error set. */
-static json_t *translate(struct request_prepare *q, const json_t *o)
+/* The body as a chat request. NULL: no memory, or the error is set. */
+static json_t *to_chat(struct request_prepare *q, const json_t *o)
 {
 	json_t *chat = params_of_chat(o, KIND_MESSAGES);
-	if (chat && read_messages(q, o, chat) == 0 && translate_tools(q, o, chat, read_tool) == 0 &&
-	    read_tool_choice(q, o, chat) == 0 && read_thinking_options(q, o, chat) == 0 &&
+	if (chat && read_messages(q, o, chat) == 0 &&
+	    translate_tools(q, o, chat, read_custom_tool) == 0 &&
+	    choose_messages_tool(q, o, chat) == 0 && read_thinking_options(q, o, chat) == 0 &&
 	    read_output(q, o, chat) == 0 && read_rest(q, o, chat) == 0)
 		return chat;
 	json_decref(chat);
@@ -403,10 +386,10 @@ int api_messages_prepare(struct request_prepare *q, const json_t *o)
 {
 	if (!body_member(o, "max_tokens"))
 		return api_bad(&q->error, "max_tokens", "max_tokens is required");
-	return translate_prepare(q, translate(q, o), names, api_chat_prepare);
+	return translate_prepare(q, to_chat(q, o), names, api_chat_prepare);
 }
 
-static int count(struct request_prepare *q, const json_t *chat)
+static int count_tokens(struct request_prepare *q, const json_t *chat)
 {
 	struct prompt p = {0};
 	struct buf text;
@@ -424,5 +407,5 @@ static int count(struct request_prepare *q, const json_t *chat)
 
 int api_count_tokens_prepare(struct request_prepare *q, const json_t *o)
 {
-	return translate_prepare(q, translate(q, o), names, count);
+	return translate_prepare(q, to_chat(q, o), names, count_tokens);
 }

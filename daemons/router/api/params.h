@@ -6,7 +6,7 @@
 
 #include "error.h"
 #include "request.pb-c.h"
-#include "daemons/router/request/stop.h"
+#include "stop.h"
 #include "text/body.h"
 #include "text/tokenizer.h"
 

@@ -39,8 +39,7 @@ void parts_rows(struct answer_parts *p, const struct rows *rows, uint32_t from, 
 /* Goes on until out has `max_size` bytes, or a little more. 1: to the end. Without memory out is
  * full. */
 int parts_write(struct answer_parts *p, const struct model *m, struct buf *out, size_t max_size);
-int parts_are_unsent(
-	const struct answer_parts *p); /* not empty, and none of it was written */
+int parts_are_unsent(const struct answer_parts *p); /* not empty, and none of it was written */
 /* Some of the list has been written, but not all. */
 int parts_have_begun(const struct answer_parts *p);
 

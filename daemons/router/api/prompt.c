@@ -1,6 +1,6 @@
 /* prompt.c - from text to tokens, within the context. Runs on the event loop for short texts, on
  * a text thread for long ones. */
-#include "daemons/router/request/prepare.h"
+#include "prepare.h"
 #include "text/unicode.h"
 #include "util/least.h"
 
@@ -48,13 +48,14 @@ int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text,
 	return 0;
 }
 
-/* What a worker is asked for: log-probabilities of a prompt come with a token that is not shown. */
+/* max_tokens for the worker: log-probabilities of a prompt are sent with a token, which is not
+ * shown. */
 static uint32_t tokens_asked(const struct request_prepare *q)
 {
 	return q->p.max_tokens || !q->p.sampling.prompt_logprobs ? q->p.max_tokens : 1;
 }
 
-/* In the words that clients look for, who then shorten the conversation. limit: of prompt and
+/* Refuses with the words that clients look for to shorten a conversation. limit: of prompt and
  * answer, or of the prompt alone */
 static int too_long(struct request_prepare *q, const char *param, size_t prompt, uint32_t limit)
 {
@@ -154,47 +155,21 @@ static unsigned decode_flags(const struct request_prepare *q)
 	return q->p.skip_special ? DECODE_SKIP_SPECIAL : 0;
 }
 
-static void decode_prompt(struct request_prepare *q, struct prompt *p)
+/* The client's own text is kept already, unless it was truncated. */
+static int keep_echo_text(struct request_prepare *q, struct prompt *p)
 {
 	struct detok d;
-	buf_init_quota(&p->text, 0, &q->quota);
-	if (!q->model->tokenizer)
-		return;
-	detok_init(&d, q->model->tokenizer, decode_flags(q));
-	for (size_t i = 0; i < p->tokens.n; i++)
-		detok_feed(&d, p->tokens.ids[i], &p->text);
-	detok_finish(&d, &p->text);
-}
-
-/* The text is there already as the client gave it, unless it was cut. */
-static int keep_echo(struct request_prepare *q, struct prompt *p)
-{
 	p->is_given = p->text.quota != NULL;
 	if (!p->is_given)
-		decode_prompt(q, p);
+		buf_init_quota(&p->text, 0, &q->quota);
+	if (!p->is_given && q->model->tokenizer) {
+		detok_init(&d, q->model->tokenizer, decode_flags(q));
+		for (size_t i = 0; i < p->tokens.n; i++)
+			detok_feed(&d, p->tokens.ids[i], &p->text);
+		detok_finish(&d, &p->text);
+	}
 	p->chars = utf8_count(p->text.data, p->text.len);
 	return p->text.full ? budget_refuse(q, "echo", "the prompt to be echoed") : 0;
-}
-
-static int keep_ids(struct request_prepare *q, struct prompt *p)
-{
-	buf_init_quota(&p->ids, 0, &q->quota);
-	for (size_t i = 0; i < p->tokens.n; i++) {
-		if (i)
-			buf_addc(&p->ids, ',');
-		buf_add_uint(&p->ids, p->tokens.ids[i]);
-	}
-	return p->ids.full ? budget_refuse(q, "return_token_ids", "the ids of its prompt") : 0;
-}
-
-/* The first token has a row without a log-probability. */
-static void add_first_row(struct request_prepare *q, struct prompt *p)
-{
-	struct row *r = rows_add(&p->rows);
-	r->id = p->tokens.ids[0];
-	r->n_top = ROW_NONE;
-	if (q->model->tokenizer)
-		detok_init(&p->detok, q->model->tokenizer, decode_flags(q));
 }
 
 int prompt_keep(struct request_prepare *q)
@@ -203,21 +178,37 @@ int prompt_keep(struct request_prepare *q)
 		return -1;
 	for (size_t i = 0; i < q->n_prompts; i++) {
 		struct prompt *p = &q->prompts[i];
-		if ((q->p.echo && keep_echo(q, p) < 0) || (q->p.return_token_ids && keep_ids(q, p) < 0))
+		if (q->p.echo && keep_echo_text(q, p) < 0)
 			return -1;
-		if (q->p.sampling.prompt_logprobs)
-			add_first_row(q, p);
+		if (q->p.return_token_ids) {
+			buf_init_quota(&p->ids, 0, &q->quota);
+			for (size_t k = 0; k < p->tokens.n; k++) {
+				if (k)
+					buf_addc(&p->ids, ',');
+				buf_add_uint(&p->ids, p->tokens.ids[k]);
+			}
+			if (p->ids.full)
+				return budget_refuse(q, "return_token_ids", "the ids of its prompt");
+		}
+		if (q->p.sampling.prompt_logprobs) {
+			/* the first token has a row without a log-probability */
+			struct row *r = rows_add(&p->rows);
+			r->id = p->tokens.ids[0];
+			r->n_top = ROW_NONE;
+			if (q->model->tokenizer)
+				detok_init(&p->detok, q->model->tokenizer, decode_flags(q));
+		}
 	}
 	return 0;
 }
 
-/* Code points of the prompt's text before token `at`; to be called for each token in order. */
+/* Code points of the prompt's text before token `at`. Call it for each token, in order. */
 static size_t chars_before(const struct request_prepare *q, struct prompt *p, uint32_t at)
 {
 	struct buf text;
 	if (!q->p.echo || !q->model->tokenizer)
 		return 0;
-	/* the client's own text has its special tokens, but not the one that was put before it */
+	/* the client's own text contains its special tokens, but not the added first one */
 	if (p->is_given)
 		p->detok.flags = at == 1 && q->p.add_special && tokenizer_adds_bos(q->model->tokenizer)
 		                     ? DECODE_SKIP_SPECIAL

@@ -1,11 +1,11 @@
 /* reply.c - what the dialects (dialect.h) share, and the answers that are made while a request is
- * prepared. A whole answer is made as lists of parts, and written from these in steps. */
+ * prepared. A complete answer is made as lists of parts, and written from these in steps. */
 #include "daemons/router/request/request.h"
 
 #include <string.h>
 
-/* After a retry an attempt's prompt ends with what had been generated: of that no token is counted
- * as cached. */
+/* After a retry the worker's prompt ends with tokens that had been generated; they do not count as
+ * cached. */
 static uint32_t cached_tokens(const struct answer *ans)
 {
 	size_t cached = ans->attempt->got.times.cached_tokens, n = ans->prompt->tokens.n;
@@ -43,7 +43,7 @@ void reply_add_timings(const struct request *q, struct buf *out)
 			continue;
 		generated += ans->n_tokens;
 		generated_us += ans->last_us - got->first_us;
-		if (!got->times.prefill_us) /* the worker that computed the prompt has not told it yet */
+		if (!got->times.prefill_us) /* the worker has not reported it yet */
 			continue;
 		cached += cached_tokens(ans);
 		computed += ans->prompt->tokens.n - cached_tokens(ans);
@@ -72,21 +72,23 @@ int reply_more(struct request *q, struct buf *out, size_t max_size)
 		if (!parts_write(p, q->prep.model, out, max_size))
 			return 0;
 		parts_reset(p);
-	} while (q->dialect->whole(q, q->reply.stage++, p));
+	} while (q->dialect->parts(q, q->reply.stage++, p));
 	return 1;
 }
 
 /* --- answers of the preparation ------------------------------------------ */
 
-static int whole(struct request *q, uint32_t stage, struct answer_parts *p)
+static int prepared_parts(struct request *q, uint32_t stage, struct answer_parts *p)
 {
 	parts_bytes(p, q->prep.out.data, stage ? 0 : q->prep.out.len);
 	return stage == 0;
 }
 
-const struct dialect dialect_json = {.id_prefix = "", .whole = whole, .error = api_error_json};
+const struct dialect dialect_json = {.id_prefix = "",
+                                     .parts = prepared_parts,
+                                     .error = api_error_json};
 const struct dialect dialect_messages_json = {.id_prefix = "",
-                                              .whole = whole,
+                                              .parts = prepared_parts,
                                               .error = api_error_json_messages};
 
 const struct dialect *dialect_of_path(const char *path)

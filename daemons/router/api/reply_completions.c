@@ -1,11 +1,12 @@
-/* reply_completions.c - answers to /v1/completions. A stream may begin with what it echoes of a
- * long prompt, in several events. */
+/* reply_completions.c - answers to /v1/completions. A stream may begin with the echo of a long
+ * prompt, in several events. */
 #include "choices.h"
+#include "daemons/router/request/request.h"
 
 #define ECHO_PIECE 8192u /* of an event: bytes of the prompt's text */
 #define ROWS_PIECE 128u  /* and log-probabilities of its tokens */
 
-static void head(struct request *q)
+static void completions_head(struct request *q)
 {
 	choices_head(q, "text_completion");
 }
@@ -18,7 +19,7 @@ static int echoes_rows(const struct request *q)
 
 /* --- streams ------------------------------------------------------------- */
 
-static size_t behind(const struct answer *ans)
+static size_t completions_behind(const struct answer *ans)
 {
 	const struct request *q = ans->request;
 	size_t n = choices_prompt_ids_behind(ans);
@@ -50,8 +51,8 @@ static struct opening next_opening(const struct answer *ans)
 }
 
 /* One of the arrays: of the prompt's rows those of the opening, then the answer's own. */
-static void add_array(const struct answer *ans, const struct opening *o, enum row_shape shape,
-                      struct buf *out)
+static void add_row_array(const struct answer *ans, const struct opening *o, enum row_shape shape,
+                          struct buf *out)
 {
 	const struct request *q = ans->request;
 	uint32_t most = (uint32_t)q->prep.p.logprobs, own = o->is_last ? ans->rows.n : 0;
@@ -63,42 +64,35 @@ static void add_array(const struct answer *ans, const struct opening *o, enum ro
 	logprob_rows(q->prep.model, &ans->rows, 0, own, shape, most, out);
 }
 
-static void add_logprobs(const struct answer *ans, const struct opening *o, struct buf *out)
+static void add_row_arrays(const struct answer *ans, const struct opening *o, struct buf *out)
 {
 	if (ans->request->prep.p.logprobs < 0 || (!o->rows && !(o->is_last && ans->rows.n))) {
 		ADD(out, ",\"logprobs\":null");
 		return;
 	}
 	ADD(out, ",\"logprobs\":{\"tokens\":[");
-	add_array(ans, o, ROW_NAME, out);
+	add_row_array(ans, o, ROW_NAME, out);
 	ADD(out, "],\"token_logprobs\":[");
-	add_array(ans, o, ROW_VALUE, out);
+	add_row_array(ans, o, ROW_VALUE, out);
 	ADD(out, "],\"top_logprobs\":[");
-	add_array(ans, o, ROW_TOP, out);
+	add_row_array(ans, o, ROW_TOP, out);
 	ADD(out, "],\"text_offset\":[");
-	add_array(ans, o, ROW_OFFSET, out);
+	add_row_array(ans, o, ROW_OFFSET, out);
 	ADD(out, "]}");
 }
 
-/* Of the prompt what is echoed, then the answer's. */
-static void add_text(const struct answer *ans, const struct opening *o, size_t text_len,
-                     struct buf *out)
-{
-	ADD(out, ",\"text\":\"");
-	if (o->echo)
-		buf_add_json_part(out, ans->prompt->text.data + ans->given.echo, o->echo);
-	if (o->is_last && text_len)
-		buf_add_json_part(out, ans->text.data, text_len);
-	buf_addc(out, '"');
-}
-
-static int chunk(struct answer *ans, size_t text_len, size_t max_size, struct buf *out)
+static int completions_chunk(struct answer *ans, size_t text_len, size_t max_size, struct buf *out)
 {
 	struct opening o = next_opening(ans);
 	(void)max_size; /* a piece is short enough */
 	choices_event_begin(ans, out);
-	add_text(ans, &o, text_len, out);
-	add_logprobs(ans, &o, out);
+	ADD(out, ",\"text\":\"");
+	if (o.echo)
+		buf_add_json_part(out, ans->prompt->text.data + ans->given.echo, o.echo);
+	if (o.is_last && text_len)
+		buf_add_json_part(out, ans->text.data, text_len);
+	buf_addc(out, '"');
+	add_row_arrays(ans, &o, out);
 	choices_add_finish(ans, o.is_last ? ans->finish : ANSWER_FINISH_NONE, out);
 	choices_add_prompt_ids(ans, out);
 	choices_add_ids(ans, o.is_last, out);
@@ -113,27 +107,16 @@ static int chunk(struct answer *ans, size_t text_len, size_t max_size, struct bu
 	return o.is_last;
 }
 
-static int is_empty(const struct answer *ans)
+static int completions_is_empty(const struct answer *ans)
 {
 	(void)ans; /* each token has its event, even one without text */
 	return 0;
 }
 
-/* --- whole --------------------------------------------------------------- */
+/* --- complete answers ---------------------------------------------------- */
 
-static void put_text(const struct answer *ans, struct answer_parts *p)
-{
-	const struct buf *echo = &ans->prompt->text;
-	const char *text = ans->text.data ? ans->text.data : "";
-	buf_adds(&p->text, "\"text\":\"");
-	if (ans->request->prep.p.echo && echo->len)
-		parts_inside(p, echo->data, echo->len);
-	parts_inside(p, text, ans->text.len);
-	buf_addc(&p->text, '"');
-}
-
-static void put_array(const struct answer *ans, const char *name, enum row_shape shape,
-                      struct answer_parts *p)
+static void put_row_array(const struct answer *ans, const char *name, enum row_shape shape,
+                          struct answer_parts *p)
 {
 	const struct request *q = ans->request;
 	const struct rows *of_prompt = &ans->prompt->rows;
@@ -147,44 +130,39 @@ static void put_array(const struct answer *ans, const char *name, enum row_shape
 	buf_addc(&p->text, ']');
 }
 
-static void put_logprobs(const struct answer *ans, struct answer_parts *p)
+static void completions_put_choice(struct answer *ans, struct answer_parts *p)
 {
-	if (ans->request->prep.p.logprobs < 0) {
-		buf_adds(&p->text, ",\"logprobs\":null");
-		return;
+	static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
+	static const enum row_shape shapes[] = {ROW_NAME, ROW_VALUE, ROW_TOP, ROW_OFFSET};
+	const struct buf *echo = &ans->prompt->text;
+	int has_rows = ans->request->prep.p.logprobs >= 0;
+	buf_adds(&p->text, "\"text\":\"");
+	if (ans->request->prep.p.echo && echo->len)
+		parts_inside(p, echo->data, echo->len);
+	parts_inside(p, ans->text.data ? ans->text.data : "", ans->text.len);
+	buf_adds(&p->text, has_rows ? "\",\"logprobs\":{" : "\",\"logprobs\":null");
+	for (unsigned i = 0; has_rows && i < 4; i++) {
+		buf_adds(&p->text, i ? "," : "");
+		put_row_array(ans, names[i], shapes[i], p);
 	}
-	buf_adds(&p->text, ",\"logprobs\":{");
-	put_array(ans, "tokens", ROW_NAME, p);
-	buf_addc(&p->text, ',');
-	put_array(ans, "token_logprobs", ROW_VALUE, p);
-	buf_addc(&p->text, ',');
-	put_array(ans, "top_logprobs", ROW_TOP, p);
-	buf_addc(&p->text, ',');
-	put_array(ans, "text_offset", ROW_OFFSET, p);
-	buf_addc(&p->text, '}');
-}
-
-static void put_choice(struct answer *ans, struct answer_parts *p)
-{
-	put_text(ans, p);
-	put_logprobs(ans, p);
+	buf_adds(&p->text, has_rows ? "}" : "");
 	choices_add_finish(ans, ans->finish, &p->text);
 	choices_put_prompt(ans->request, ans->prompt, p);
 	choices_put_ids(ans, p);
 }
 
-static int whole(struct request *q, uint32_t stage, struct answer_parts *p)
+static int completions_parts(struct request *q, uint32_t stage, struct answer_parts *p)
 {
-	return choices_whole(q, stage, p, put_choice, NULL);
+	return choices_parts(q, stage, p, completions_put_choice, NULL);
 }
 
 const struct dialect dialect_completions = {.id_prefix = "cmpl-",
                                             .splits = SPLITS_NEVER,
-                                            .head = head,
-                                            .chunk = chunk,
-                                            .is_empty = is_empty,
-                                            .behind = behind,
+                                            .head = completions_head,
+                                            .chunk = completions_chunk,
+                                            .is_empty = completions_is_empty,
+                                            .behind = completions_behind,
                                             .stream_end = choices_stream_end,
-                                            .whole = whole,
+                                            .parts = completions_parts,
                                             .error = api_error_json,
                                             .stream_error = choices_stream_error};

@@ -1,9 +1,9 @@
 /* reply_responses.c - answers to /v1/responses: items of reasoning, of a message and of function
- * calls, one for each piece of the message (request/message.h).
+ * calls, one for each piece of the message (chat_message.h).
  *
  * A stream is a row of events that build on each other: the response is created; each item is
  * added, its text comes in deltas and is then repeated three times; the last event repeats the
- * whole response. So the message is kept to its end, within the request's quota. An event is made
+ * response. So the message is kept to its end, within the request's quota. An event is made
  * as a list of parts that refer to it; what is long is written in steps (answer.behind). A list
  * refers only to memory that does not move: to items that have ended, while the text of a delta is
  * copied. */
@@ -27,7 +27,7 @@ static const struct {
 	[MESSAGE_CALL] = {"fc_", "function_call_arguments", "arguments", NULL},
 };
 
-static void head(struct request *q)
+static void responses_head(struct request *q)
 {
 	struct buf *head = &q->reply.head;
 	buf_printf(head, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"model\":", q->id,
@@ -83,14 +83,6 @@ static void put_part(const struct answer *ans, const struct message_piece *c, in
 	buf_addc(&p->text, '}');
 }
 
-static void put_call(const struct message_piece *c, int has_text, struct answer_parts *p)
-{
-	buf_printf(&p->text, ",\"type\":\"function_call\",\"call_id\":\"%s\",\"name\":", c->id);
-	buf_add_json(&p->text, c->name, strlen(c->name));
-	buf_adds(&p->text, ",\"arguments\":");
-	parts_string(p, c->text.data ? c->text.data : "", has_text ? c->text.len : 0);
-}
-
 static void put_item(const struct answer *ans, size_t i, int is_done, struct answer_parts *p)
 {
 	const struct message_piece *c = item_at(ans, i);
@@ -103,7 +95,10 @@ static void put_item(const struct answer *ans, size_t i, int is_done, struct ans
 	           : cut    ? "incomplete"
 	                    : "completed");
 	if (c->kind == MESSAGE_CALL) {
-		put_call(c, is_done, p);
+		buf_printf(&p->text, ",\"type\":\"function_call\",\"call_id\":\"%s\",\"name\":", c->id);
+		buf_add_json(&p->text, c->name, strlen(c->name));
+		buf_adds(&p->text, ",\"arguments\":");
+		parts_string(p, c->text.data ? c->text.data : "", is_done ? c->text.len : 0);
 	} else {
 		buf_adds(&p->text, c->kind == MESSAGE_THOUGHTS
 		                       ? ",\"type\":\"reasoning\",\"summary\":[],\"encrypted_content\":null"
@@ -117,17 +112,6 @@ static void put_item(const struct answer *ans, size_t i, int is_done, struct ans
 }
 
 /* --- the response -------------------------------------------------------- */
-
-static void put_usage(const struct answer *ans, struct answer_parts *p)
-{
-	struct reply_usage u = reply_usage(ans->request);
-	buf_printf(&p->text,
-	           ",\"usage\":{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u,"
-	           "\"cache_write_tokens\":0},\"output_tokens\":%u,\"output_tokens_details\":{"
-	           "\"reasoning_tokens\":%u},\"total_tokens\":%u}",
-	           u.prompt, u.cached, u.generated, ans->message->thought_tokens,
-	           u.prompt + u.generated);
-}
 
 /* What the beginning and the end of a response have in common, up to its output. */
 static void put_state(const struct request *q, const char *status, const char *error,
@@ -149,21 +133,13 @@ static void add_warnings(struct request *q, struct answer_parts *p)
 	q->reply.warned = 1;
 }
 
-static void put_begun(struct request *q, struct answer_parts *p)
-{
-	put_state(q, "in_progress", "null", "null", p);
-	buf_adds(&p->text, "],\"usage\":null");
-	add_warnings(q, p);
-	buf_addc(&p->text, '}');
-}
-
 static int has_list(const struct answer *ans, uint32_t i)
 {
 	return (size_t)i * REPLY_PIECES < count_items(ans);
 }
 
-/* List number i of the whole response. */
-static void put_whole(const struct answer *ans, uint32_t i, struct answer_parts *p)
+/* List number i of the complete response. */
+static void put_response(const struct answer *ans, uint32_t i, struct answer_parts *p)
 {
 	struct request *q = ans->request;
 	int complete = ans->finish == ANSWER_FINISH_STOP, full = ans->finish == ANSWER_FINISH_LENGTH;
@@ -180,23 +156,29 @@ static void put_whole(const struct answer *ans, uint32_t i, struct answer_parts 
 	buf_addc(&p->text, ']');
 	if (complete)
 		buf_printf(&p->text, ",\"completed_at\":%lld", (long long)time(NULL));
-	put_usage(ans, p);
+	struct reply_usage u = reply_usage(q);
+	buf_printf(&p->text,
+	           ",\"usage\":{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u,"
+	           "\"cache_write_tokens\":0},\"output_tokens\":%u,\"output_tokens_details\":{"
+	           "\"reasoning_tokens\":%u},\"total_tokens\":%u}",
+	           u.prompt, u.cached, u.generated, ans->message->thought_tokens,
+	           u.prompt + u.generated);
 	add_warnings(q, p);
 	buf_addc(&p->text, '}');
 }
 
-static int whole(struct request *q, uint32_t stage, struct answer_parts *p)
+static int responses_parts(struct request *q, uint32_t stage, struct answer_parts *p)
 {
 	if (!has_list(&q->answers[0], stage))
 		return 0;
-	put_whole(&q->answers[0], stage, p);
+	put_response(&q->answers[0], stage, p);
 	return 1;
 }
 
 /* --- streams ------------------------------------------------------------- */
 
 /* The event and its first members; it ends with }\n\n. */
-static void event(struct request *q, const char *type, struct answer_parts *p)
+static void responses_event(struct request *q, const char *type, struct answer_parts *p)
 {
 	buf_printf(&p->text,
 	           "event: response.%s\ndata: {\"type\":\"response.%s\",\"sequence_number\":%llu", type,
@@ -209,7 +191,7 @@ static void item_event(const struct answer *ans, const char *type, int is_of_par
 {
 	struct request *q = ans->request;
 	uint32_t i = q->reply.events.items;
-	event(q, type, p);
+	responses_event(q, type, p);
 	buf_printf(&p->text, ",\"output_index\":%u,\"item_id\":", i);
 	put_item_id(ans, i, p);
 	buf_adds(&p->text, is_of_part ? ",\"content_index\":0" : "");
@@ -218,7 +200,7 @@ static void item_event(const struct answer *ans, const char *type, int is_of_par
 static void put_item_event(const struct answer *ans, int is_done, struct answer_parts *p)
 {
 	struct request *q = ans->request;
-	event(q, is_done ? "output_item.done" : "output_item.added", p);
+	responses_event(q, is_done ? "output_item.done" : "output_item.added", p);
 	buf_printf(&p->text, ",\"output_index\":%u,\"item\":", q->reply.events.items);
 	put_item(ans, q->reply.events.items, is_done, p);
 }
@@ -250,32 +232,17 @@ static void put_delta(const struct answer *ans, const struct message_piece *c,
 	q->reply.events.bytes += n;
 }
 
-static void put_text_done(const struct answer *ans, const struct message_piece *c,
-                          struct answer_parts *p)
-{
-	char type[48];
-	snprintf(type, sizeof type, "%s.done", kinds[c->kind].event);
-	item_event(ans, type, c->kind != MESSAGE_CALL, p);
-	buf_printf(&p->text, ",\"%s\":", kinds[c->kind].text);
-	parts_string(p, c->text.data ? c->text.data : "", c->text.len);
-	if (c->kind == MESSAGE_CONTENT)
-		put_rows(ans, c->row_from, c->row_to, p);
-	if (c->kind == MESSAGE_CALL) {
-		buf_adds(&p->text, ",\"name\":");
-		buf_add_json(&p->text, c->name, strlen(c->name));
-	}
-}
-
 /* The next event of the item that is open. 0: there is none now. */
 static int next_of_item(const struct answer *ans, struct answer_parts *p)
 {
 	struct request *q = ans->request;
 	const struct message_piece *c = item_at(ans, q->reply.events.items);
+	char type[48];
 	int has_part = kinds[c->kind].part != NULL;
-	int is_over = ans->finish != ANSWER_FINISH_NONE ||
-	              q->reply.events.items + 1 < ans->message->n_pieces;
+	int has_ended = ans->finish != ANSWER_FINISH_NONE ||
+	                q->reply.events.items + 1 < ans->message->n_pieces;
 	if (q->reply.events.step == DELTAS && q->reply.events.bytes == c->text.len) {
-		if (!is_over)
+		if (!has_ended)
 			return 0;
 		q->reply.events.step = TEXT_DONE;
 	}
@@ -291,7 +258,16 @@ static int next_of_item(const struct answer *ans, struct answer_parts *p)
 		break;
 	case DELTAS: put_delta(ans, c, p); break;
 	case TEXT_DONE:
-		put_text_done(ans, c, p);
+		snprintf(type, sizeof type, "%s.done", kinds[c->kind].event);
+		item_event(ans, type, c->kind != MESSAGE_CALL, p);
+		buf_printf(&p->text, ",\"%s\":", kinds[c->kind].text);
+		parts_string(p, c->text.data ? c->text.data : "", c->text.len);
+		if (c->kind == MESSAGE_CONTENT)
+			put_rows(ans, c->row_from, c->row_to, p);
+		if (c->kind == MESSAGE_CALL) {
+			buf_adds(&p->text, ",\"name\":");
+			buf_add_json(&p->text, c->name, strlen(c->name));
+		}
 		q->reply.events.step = has_part ? PART_DONE : ITEM_DONE;
 		break;
 	case PART_DONE:
@@ -307,31 +283,28 @@ static int next_of_item(const struct answer *ans, struct answer_parts *p)
 	return 1;
 }
 
-/* The last event, in several lists if there are many items. */
-static void put_end(const struct answer *ans, struct answer_parts *p)
-{
-	struct request *q = ans->request;
-	if (q->reply.events.ended == 0) {
-		event(q, ans->finish == ANSWER_FINISH_STOP ? "completed" : "incomplete", p);
-		buf_adds(&p->text, ",\"response\":");
-	}
-	put_whole(ans, q->reply.events.ended++, p);
-}
-
 /* Makes the next event, or the next list of the last one. 0: there is none now. */
 static int next_event(const struct answer *ans, struct answer_parts *p)
 {
 	struct request *q = ans->request;
 	if (q->reply.events.begun < 2) {
-		event(q, q->reply.events.begun ? "in_progress" : "created", p);
+		responses_event(q, q->reply.events.begun ? "in_progress" : "created", p);
 		q->reply.events.begun++;
 		buf_adds(&p->text, ",\"response\":");
-		put_begun(q, p);
+		put_state(q, "in_progress", "null", "null", p);
+		buf_adds(&p->text, "],\"usage\":null");
+		add_warnings(q, p);
+		buf_addc(&p->text, '}');
 	} else if (q->reply.events.items < count_items(ans)) {
 		if (!next_of_item(ans, p))
 			return 0;
 	} else if (ans->finish != ANSWER_FINISH_NONE && has_list(ans, q->reply.events.ended)) {
-		put_end(ans, p);
+		/* the last event, in several lists if there are many items */
+		if (q->reply.events.ended == 0) {
+			responses_event(q, ans->finish == ANSWER_FINISH_STOP ? "completed" : "incomplete", p);
+			buf_adds(&p->text, ",\"response\":");
+		}
+		put_response(ans, q->reply.events.ended++, p);
 		if (has_list(ans, q->reply.events.ended))
 			return 1;
 	} else {
@@ -341,7 +314,7 @@ static int next_event(const struct answer *ans, struct answer_parts *p)
 	return 1;
 }
 
-static int chunk(struct answer *ans, size_t text_len, size_t max_size, struct buf *out)
+static int responses_chunk(struct answer *ans, size_t text_len, size_t max_size, struct buf *out)
 {
 	struct answer_parts *p = &ans->request->reply.parts;
 	(void)text_len; /* all text is in the message */
@@ -353,7 +326,7 @@ static int chunk(struct answer *ans, size_t text_len, size_t max_size, struct bu
 	return 1;
 }
 
-static int is_empty(const struct answer *ans)
+static int responses_is_empty(const struct answer *ans)
 {
 	const struct request *q = ans->request;
 	size_t i = q->reply.events.items, n = count_items(ans);
@@ -362,13 +335,13 @@ static int is_empty(const struct answer *ans)
 	return q->reply.events.begun && ans->finish == ANSWER_FINISH_NONE && is_told;
 }
 
-static size_t behind(const struct answer *ans)
+static size_t responses_behind(const struct answer *ans)
 {
 	const struct answer_parts *p = &ans->request->reply.parts;
 	return p->at < p->n ? SIZE_MAX : 0;
 }
 
-static void stream_error(struct request *q, const struct api_error *e, struct buf *out)
+static void responses_stream_error(struct request *q, const struct api_error *e, struct buf *out)
 {
 	struct answer_parts p;
 	struct buf error;
@@ -379,8 +352,8 @@ static void stream_error(struct request *q, const struct api_error *e, struct bu
 	buf_add_json(&error, e->text, strlen(e->text));
 	buf_addc(&error, '}');
 	if (parts_are_unsent(&q->reply.parts))
-		q->reply.events.number--; /* of an event that nobody sees */
-	event(q, "failed", &p);
+		q->reply.events.number--; /* that event is never sent */
+	responses_event(q, "failed", &p);
 	buf_adds(&p.text, ",\"response\":");
 	put_state(q, "failed", error.data, "null", &p);
 	buf_adds(&p.text, "],\"usage\":null}}\n\n");
@@ -392,10 +365,10 @@ static void stream_error(struct request *q, const struct api_error *e, struct bu
 const struct dialect dialect_responses = {.id_prefix = "resp_",
                                           .splits = SPLITS_ALWAYS,
                                           .keeps = 1,
-                                          .head = head,
-                                          .chunk = chunk,
-                                          .is_empty = is_empty,
-                                          .behind = behind,
-                                          .whole = whole,
+                                          .head = responses_head,
+                                          .chunk = responses_chunk,
+                                          .is_empty = responses_is_empty,
+                                          .behind = responses_behind,
+                                          .parts = responses_parts,
                                           .error = api_error_json,
-                                          .stream_error = stream_error};
+                                          .stream_error = responses_stream_error};

@@ -15,7 +15,7 @@ struct turns {
 /* --- items of the input -------------------------------------------------- */
 
 /* A part's text; NULL with the error set. */
-static const json_t *text_of(struct request_prepare *q, const char *path, const json_t *part)
+static const json_t *part_text(struct request_prepare *q, const char *path, const json_t *part)
 {
 	const char *type = translate_type(q, path, part);
 	if (!type)
@@ -49,8 +49,8 @@ static json_t *read_content(struct request_prepare *q, const char *path, const j
 	}
 	json_t *parts = json_array();
 	for (size_t i = 0; i < n; i++) {
-		const json_t *text = text_of(q, translate_path("%s[%zu]", path, i).text,
-		                             json_array_get(v, i));
+		const json_t *text = part_text(q, translate_path("%s[%zu]", path, i).text,
+		                               json_array_get(v, i));
 		if (text && translate_add_text(parts, text) == 0)
 			continue;
 		json_decref(parts);
@@ -123,7 +123,7 @@ static int read_call(struct turns *t, const char *path, const json_t *item)
 	return m ? translate_add_call(t->q, path, m, id, name, arguments) : -1;
 }
 
-static int read_result(struct turns *t, const char *path, const json_t *item)
+static int read_call_output(struct turns *t, const char *path, const json_t *item)
 {
 	const json_t *id = need_string(t->q, path, item, "call_id");
 	if (!id)
@@ -136,7 +136,7 @@ static int read_result(struct turns *t, const char *path, const json_t *item)
 
 /* The texts of content; without any, those of the summary. Thoughts that are only encrypted are
  * left out. */
-static int read_reasoning(struct turns *t, const char *path, const json_t *item)
+static int read_thoughts(struct turns *t, const char *path, const json_t *item)
 {
 	const char *name = json_array_size(json_object_get(item, "content")) ? "content" : "summary";
 	const json_t *list = body_member(item, name);
@@ -162,31 +162,31 @@ static const struct {
 } items[] = {
 	{"message", read_message},
 	{"function_call", read_call},
-	{"function_call_output", read_result},
-	{"reasoning", read_reasoning},
+	{"function_call_output", read_call_output},
+	{"reasoning", read_thoughts},
 };
 #define N_ITEMS (sizeof items / sizeof *items)
 
-static int read_item(struct turns *t, size_t at, const json_t *item)
+/* path: of the item */
+static int read_item(struct turns *t, const char *path, const json_t *item)
 {
-	struct translate_path path = translate_path("input[%zu]", at);
 	const json_t *v = body_member(item, "type");
 	const char *type = v ? json_string_value(v) : "message"; /* may be left out */
 	size_t i = 0;
 	if (!json_is_object(item) || !type)
-		return translate_bad(t->q, path.text, "an object with a type or a role", item);
+		return translate_bad(t->q, path, "an object with a type or a role", item);
 	while (i < N_ITEMS && strcmp(items[i].type, type) != 0)
 		i++;
 	if (i < N_ITEMS)
-		return items[i].read(t, path.text, item);
+		return items[i].read(t, path, item);
 	if (strcmp(type, "item_reference") == 0)
-		return translate_refuse(t->q, path.text,
+		return translate_refuse(t->q, path,
 		                        "nothing is stored that item_reference could refer to; send the "
 		                        "item itself");
-	return api_bad(&t->q->error, path.text,
+	return api_bad(&t->q->error, path,
 	               "%s has the type \"%.40s\", which is not supported by this server: message, "
 	               "function_call, function_call_output and reasoning are",
-	               path.text, type);
+	               path, type);
 }
 
 static int read_input(struct request_prepare *q, const json_t *o, json_t *chat)
@@ -207,14 +207,15 @@ static int read_input(struct request_prepare *q, const json_t *o, json_t *chat)
 	if (!json_is_array(input) || !json_array_size(input))
 		return translate_bad(q, "input", "a string or an array of items", input);
 	for (size_t i = 0; i < json_array_size(input); i++)
-		if (read_item(&t, i, json_array_get(input, i)) < 0)
+		if (read_item(&t, translate_path("input[%zu]", i).text, json_array_get(input, i)) < 0)
 			return -1;
 	return 0;
 }
 
 /* --- tools --------------------------------------------------------------- */
 
-static int read_tool(struct request_prepare *q, const char *path, const json_t *tool, json_t *tools)
+static int read_function_tool(struct request_prepare *q, const char *path, const json_t *tool,
+                              json_t *tools)
 {
 	const char *type = translate_type(q, path, tool);
 	if (!type)
@@ -229,8 +230,8 @@ static int read_tool(struct request_prepare *q, const char *path, const json_t *
 	                          body_member(tool, "parameters"), body_member(tool, "strict"));
 }
 
-/* As chat has it: the names within a function. */
-static int read_allowed(const json_t *v, json_t *chat)
+/* The tools that tool_choice allows, in chat's form: each name within a function. */
+static int choose_allowed_tools(const json_t *v, json_t *chat)
 {
 	const json_t *list = json_object_get(v, "tools"), *tool;
 	json_t *allowed = json_array();
@@ -239,7 +240,7 @@ static int read_allowed(const json_t *v, json_t *chat)
 	json_array_foreach((json_t *)list, i, tool)
 		r |= json_array_append_new(allowed, json_pack("{s:{s:O*}}", "function", "name",
 		                                              json_object_get(tool, "name")));
-	if (!json_is_array(list)) { /* is refused there */
+	if (!json_is_array(list)) { /* chat refuses it */
 		json_decref(allowed);
 		allowed = list ? json_incref((json_t *)list) : json_null();
 	}
@@ -250,7 +251,7 @@ static int read_allowed(const json_t *v, json_t *chat)
 	                                             json_object_get(v, "mode"), "tools", allowed));
 }
 
-static int read_tool_choice(struct request_prepare *q, const json_t *o, json_t *chat)
+static int choose_responses_tool(struct request_prepare *q, const json_t *o, json_t *chat)
 {
 	static const char *const words[] = {"none", "auto", "required"};
 	const json_t *v = body_member(o, "tool_choice");
@@ -263,7 +264,7 @@ static int read_tool_choice(struct request_prepare *q, const json_t *o, json_t *
 	if (type && strcmp(type, "function") == 0 && json_is_string(json_object_get(v, "name")))
 		return translate_choose(chat, json_object_get(v, "name"));
 	if (type && strcmp(type, "allowed_tools") == 0)
-		return read_allowed(v, chat);
+		return choose_allowed_tools(v, chat);
 	return translate_bad(q, "tool_choice",
 	                     "\"none\", \"auto\", \"required\", {\"type\":\"function\",\"name\":"
 	                     "\"...\"} or {\"type\":\"allowed_tools\",\"mode\":\"...\",\"tools\":[]}",
@@ -272,9 +273,11 @@ static int read_tool_choice(struct request_prepare *q, const json_t *o, json_t *
 
 /* --- the rest ------------------------------------------------------------ */
 
-static int read_format(struct request_prepare *q, const json_t *text, json_t *chat)
+static int read_text_format(struct request_prepare *q, const json_t *o, json_t *chat)
 {
-	const json_t *f = body_member(text, "format");
+	const json_t *v = body_member(o, "text"), *f = body_member(v, "format");
+	if (v && !json_is_object(v))
+		return translate_bad(q, "text", "an object", v);
 	if (!f)
 		return 0;
 	const char *type = translate_type(q, "text.format", f);
@@ -292,15 +295,7 @@ static int read_format(struct request_prepare *q, const json_t *text, json_t *ch
 	return translate_schema(chat, json_object_get(f, "schema"), body_member(f, "strict"));
 }
 
-static int read_text(struct request_prepare *q, const json_t *o, json_t *chat)
-{
-	const json_t *v = body_member(o, "text");
-	if (v && !json_is_object(v))
-		return translate_bad(q, "text", "an object", v);
-	return read_format(q, v, chat);
-}
-
-/* A summary is not made: the thoughts themselves are in the answer. */
+/* No summary is made, because the answer has the thoughts themselves. */
 static int read_reasoning_options(struct request_prepare *q, const json_t *o, json_t *chat)
 {
 	const json_t *v = body_member(o, "reasoning"), *effort = body_member(v, "effort");
@@ -315,8 +310,9 @@ static int read_reasoning_options(struct request_prepare *q, const json_t *o, js
 	return json_object_set(chat, "reasoning_effort", (json_t *)effort);
 }
 
-/* What is included beside log-probabilities is of built-in tools, or encrypted: there is none. */
-static int read_logprobs(struct request_prepare *q, const json_t *o, json_t *chat)
+/* Of what a request may include this server has log-probabilities only: the rest is of built-in
+ * tools, or encrypted. */
+static int read_include(struct request_prepare *q, const json_t *o, json_t *chat)
 {
 	const json_t *include = body_member(o, "include");
 	int wanted = json_number_value(body_member(o, "top_logprobs")) > 0;
@@ -332,7 +328,7 @@ static int read_logprobs(struct request_prepare *q, const json_t *o, json_t *cha
 	return wanted ? json_object_set_new(chat, "logprobs", json_true()) : 0;
 }
 
-static int check_refused(struct request_prepare *q, const json_t *o)
+static int refuse_stored(struct request_prepare *q, const json_t *o)
 {
 	static const struct {
 		const char *name, *why;
@@ -385,23 +381,17 @@ static int add_to_echo(const char *text, size_t len, void *arg)
 	return buf_add(arg, text, len);
 }
 
-/* OpenAI's schema of a function requires these of what the answer repeats. */
-static int complete_tools(const json_t *tools)
+static int keep_repeated(struct request_prepare *q, const json_t *o)
 {
+	/* OpenAI's schema of a function requires these of what the answer repeats */
 	static const char *const required[] = {"parameters", "strict"};
+	const json_t *tools = body_member(o, "tools");
 	for (size_t i = 0; i < 2 * json_array_size(tools); i++) {
 		json_t *tool = json_array_get(tools, i / 2);
 		if (!json_object_get(tool, required[i % 2]) &&
 		    json_object_set_new(tool, required[i % 2], json_null()) < 0)
-			return -1;
+			return budget_refuse(q, "tools", "what the answer repeats of it");
 	}
-	return 0;
-}
-
-static int keep_echo(struct request_prepare *q, const json_t *o)
-{
-	if (complete_tools(body_member(o, "tools")) < 0)
-		return budget_refuse(q, "tools", "what the answer repeats of it");
 	for (size_t i = 0; i < sizeof repeated / sizeof *repeated; i++) {
 		const json_t *v = body_member(o, repeated[i].name);
 		buf_printf(&q->echo, ",\"%s\":", repeated[i].name);
@@ -428,11 +418,11 @@ int api_responses_prepare(struct request_prepare *q, const json_t *o)
 	};
 	json_t *chat = params_of_chat(o, KIND_RESPONSES),
 		   *max = json_object_get(o, "max_output_tokens");
-	if (!chat || check_refused(q, o) < 0 || read_input(q, o, chat) < 0 ||
-	    translate_tools(q, o, chat, read_tool) < 0 || read_tool_choice(q, o, chat) < 0 ||
-	    read_text(q, o, chat) < 0 || read_reasoning_options(q, o, chat) < 0 ||
-	    read_logprobs(q, o, chat) < 0 || keep_echo(q, o) < 0 ||
-	    (max && json_object_set(chat, "max_tokens", max) < 0)) {
+	if (!chat || refuse_stored(q, o) < 0 || read_input(q, o, chat) < 0 ||
+	    translate_tools(q, o, chat, read_function_tool) < 0 ||
+	    choose_responses_tool(q, o, chat) < 0 || read_text_format(q, o, chat) < 0 ||
+	    read_reasoning_options(q, o, chat) < 0 || read_include(q, o, chat) < 0 ||
+	    keep_repeated(q, o) < 0 || (max && json_object_set(chat, "max_tokens", max) < 0)) {
 		json_decref(chat);
 		return -1;
 	}

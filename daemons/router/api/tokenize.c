@@ -1,21 +1,12 @@
-/* tokenize.c - POST /tokenize and /detokenize, as in vLLM. They need no worker. The whole answer is
- * in memory, within the request's quota, and is sent in steps. */
-#include "daemons/router/request/prepare.h"
+/* tokenize.c - POST /tokenize and /detokenize, as in vLLM. They need no worker. The complete
+ * answer is in memory, within the request's quota, and is sent in steps. */
+#include "prepare.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static void add_token_strings(struct request_prepare *q, const struct token_list *l)
-{
-	for (size_t i = 0; i < l->n; i++) {
-		size_t len = 0;
-		const char *bytes = tokenizer_bytes(q->model->tokenizer, l->ids[i], &len);
-		buf_adds(&q->out, i ? "," : "");
-		buf_add_json(&q->out, bytes ? bytes : "", len);
-	}
-}
-
-static int whole(struct request_prepare *q)
+/* The answer is in `out` if there was memory for it. */
+static int check_answer_memory(struct request_prepare *q)
 {
 	return q->out.full ? budget_refuse(q, NULL, "its answer") : 0;
 }
@@ -48,13 +39,17 @@ int api_tokenize_prepare(struct request_prepare *q, const json_t *o)
 		}
 		buf_adds(&q->out, "],\"token_strs\":");
 		buf_adds(&q->out, strings ? "[" : "null");
-		if (strings)
-			add_token_strings(q, &p.tokens);
+		for (size_t i = 0; strings && i < p.tokens.n; i++) {
+			size_t len = 0;
+			const char *bytes = tokenizer_bytes(q->model->tokenizer, p.tokens.ids[i], &len);
+			buf_adds(&q->out, i ? "," : "");
+			buf_add_json(&q->out, bytes ? bytes : "", len);
+		}
 		buf_adds(&q->out, strings ? "]}" : "}");
 	}
 	token_list_fini(&p.tokens);
 	buf_fini(&text);
-	return r < 0 ? r : whole(q);
+	return r < 0 ? r : check_answer_memory(q);
 }
 
 /* The ids, in memory taken from the quota. NULL with the error set. */
@@ -100,5 +95,5 @@ int api_detokenize_prepare(struct request_prepare *q, const json_t *o)
 	buf_add_json(&q->out, text.data ? text.data : "", text.len);
 	buf_adds(&q->out, "}");
 	buf_fini(&text);
-	return whole(q);
+	return check_answer_memory(q);
 }

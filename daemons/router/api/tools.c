@@ -3,7 +3,7 @@
  * function, the answer is made to be calls, by a constraint in the model's own format; in the
  * generic format an answer with tools is always constrained. The schemas are compiled one by one
  * before that, so that an error names its tool. */
-#include "daemons/router/request/prepare.h"
+#include "prepare.h"
 #include "grammar/grammar.h"
 #include "text/toolcall_form.h"
 
@@ -13,62 +13,44 @@
 #define CALLS_MAX 8u      /* in an answer that must call */
 #define NODES_MAX 100000u /* of all schemas */
 
-static int read_reasoning(struct request_prepare *q, const json_t *o)
-{
-	int include, separate;
-	if (param_bool(o, "include_reasoning", 1, &include, &q->error) < 0 ||
-	    param_bool(o, "separate_reasoning", 1, &separate, &q->error) < 0)
-		return -1;
-	q->message.reasoning = separate ? q->model->reasoning : NULL;
-	q->message.marks_reasoning = !separate;
-	q->message.drop_reasoning = !include;
-	return 0;
-}
-
-static void end_with_call(struct request_prepare *q)
+int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *ret)
 {
 	const struct model *m = q->model;
 	struct params *p = &q->p;
+	struct body_error bad;
+	int parallel, include, separate, is_generic = toolcall_format_is_generic(m->calls);
+	if (param_bool(o, "include_reasoning", 1, &include, &q->error) < 0 ||
+	    param_bool(o, "separate_reasoning", 1, &separate, &q->error) < 0)
+		return -1;
+	q->message.reasoning = separate ? m->reasoning : NULL;
+	q->message.marks_reasoning = !separate;
+	q->message.drop_reasoning = !include;
+	/* the marker after a call ends the answer */
 	for (unsigned i = 0; i < m->n_markers && !p->ignore_eos; i++)
 		if (m->markers[i].whose & MODEL_MARKS_LAST && p->n_stop_ids < PARAM_STOP_IDS_MAX)
 			p->stop_ids[p->n_stop_ids++] = m->markers[i].id;
-}
-
-/* They are kept, so they are counted, even if the rest of the body is not. */
-static void take_tools(struct request_prepare *q, const json_t *tools)
-{
-	struct json_account own = {.quota = &q->quota};
-	struct json_account *all = q->json.quota ? NULL : json_account_begin(&own);
-	q->message.tools = toolcall_tools_new(tools);
-	if (!q->json.quota)
-		json_account_begin(all);
-}
-
-int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *ret)
-{
-	struct body_error bad;
-	int parallel;
-	if (read_reasoning(q, o) < 0)
-		return -1;
-	end_with_call(q);
-	int is_generic = toolcall_format_is_generic(q->model->calls);
-	/* a model that was not trained for calls hardly ends a list of them */
+	/* a model that was not trained for calls seldom ends a list of them */
 	if (param_bool(o, "parallel_tool_calls", !is_generic, &parallel, &q->error) < 0)
 		return -1;
 	if (chat_tools_read(o, ret, &bad) < 0)
-		return chat_bad_body(q, &bad);
+		return api_bad(&q->error, bad.param, "%s", bad.text);
 	ret->generic = is_generic;
 	if (ret->choice == CHAT_CHOICE_NONE)
 		return 0;
-	if (!q->model->calls) {
+	if (!m->calls) {
 		chat_tools_fini(ret);
 		return api_bad(&q->error, "tools",
 		               "it is not known how the model %s writes calls of tools (setting "
 		               "tool_parser); send tool_choice \"none\" or no tools",
-		               q->model->name);
+		               m->name);
 	}
-	q->message.calls = q->model->calls;
-	take_tools(q, ret->tools);
+	q->message.calls = m->calls;
+	/* the tools are kept, so they are counted, even if the rest of the body is not */
+	struct json_account own = {.quota = &q->quota};
+	struct json_account *all = q->json.quota ? NULL : json_account_begin(&own);
+	q->message.tools = toolcall_tools_new(ret->tools);
+	if (!q->json.quota)
+		json_account_begin(all);
 	q->message.named = ret->choice == CHAT_CHOICE_NAMED;
 	q->message.one_call = !parallel || q->message.named;
 	q->must_call = ret->choice == CHAT_CHOICE_REQUIRED || q->message.named;
@@ -82,6 +64,7 @@ static int bad_tool(struct request_prepare *q, size_t at, const struct err *err)
 	return api_bad(&q->error, "tools", "tools[%zu].function.parameters: %s", at, err->text);
 }
 
+/* Compiles the schema of one tool, so that an error names the tool. nodes: of all so far */
 static int check_schema(struct request_prepare *q, const json_t *tool, size_t at, uint32_t *nodes)
 {
 	struct grammar *g;
@@ -120,24 +103,9 @@ static size_t number_of(const json_t *o, const json_t *tool)
 	return i;
 }
 
-static int check_schemas(struct request_prepare *q, const json_t *o, const struct chat_tools *tools)
-{
-	uint32_t nodes = 0;
-	for (size_t i = 0; i < json_array_size(tools->tools); i++) {
-		const json_t *tool = json_array_get(tools->tools, i);
-		if (tools->named &&
-		    strcmp(tools->named,
-		           json_string_value(json_object_get(json_object_get(tool, "function"), "name"))) !=
-		        0)
-			continue;
-		if (check_schema(q, tool, number_of(o, tool), &nodes) < 0)
-			return -1;
-	}
-	return 0;
-}
-
-/* Definitions are written for each parameter that refers to them: it ends when it is too long. */
-static int add_piece(const char *data, size_t n, void *text)
+/* Fails when the form is too long, which may be: a definition is repeated for each parameter
+ * that refers to it. */
+static int add_form_text(const char *data, size_t n, void *text)
 {
 	return buf_add(text, data, n);
 }
@@ -160,8 +128,15 @@ int tools_force(struct request_prepare *q, const json_t *o, const struct chat_to
 		               "tool_choice %s and the form that the request gives for its answer bind "
 		               "both: give one of them",
 		               param_show(json_object_get(o, "tool_choice")));
-	if (check_schemas(q, o, tools) < 0)
-		return -1;
+	uint32_t nodes = 0;
+	for (size_t i = 0; i < json_array_size(tools->tools); i++) {
+		const json_t *tool = json_array_get(tools->tools, i),
+					 *name = json_object_get(json_object_get(tool, "function"), "name");
+		if (tools->named && strcmp(tools->named, json_string_value(name)) != 0)
+			continue;
+		if (check_schema(q, tool, number_of(o, tool), &nodes) < 0)
+			return -1;
+	}
 	json_t *pieces = toolcall_form(q->message.calls, tools->tools, tools->named,
 	                               q->message.one_call ? 1 : CALLS_MAX, &at, &err);
 	if (!pieces)
@@ -175,7 +150,7 @@ int tools_force(struct request_prepare *q, const json_t *o, const struct chat_to
 	struct buf text;
 	buf_init(&text, GRAMMAR_TEXT_MAX);
 	if (r == 0)
-		r = json_dump_callback(all, add_piece, &text, JSON_COMPACT | JSON_REAL_PRECISION(17));
+		r = json_dump_callback(all, add_form_text, &text, JSON_COMPACT | JSON_REAL_PRECISION(17));
 	json_decref(all);
 	json_decref(pieces);
 	if (r == 0)

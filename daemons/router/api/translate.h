@@ -1,14 +1,14 @@
 /* translate.h - what the dialects that are made into a chat request share: responses.c, messages.c.
  * The translated body is what a client of /v1/chat/completions would have sent, so that all that
- * follows (templates, tools, forms, limits) is the same; what is wrong with it is said in the
- * client's own words.
+ * follows (templates, tools, forms, limits) is the same; errors name the members of the client's
+ * own body.
  *
  * Functions that return a pointer return NULL, and those that return a number -1, if there is no
- * memory (request_prepare tells the client so), or with q->error set. */
+ * memory (request_parse tells the client), or with q->error set. */
 #ifndef ROUTER_TRANSLATE_H
 #define ROUTER_TRANSLATE_H
 
-#include "daemons/router/request/prepare.h"
+#include "prepare.h"
 
 #define TRANSLATE_PATH_MAX 96
 

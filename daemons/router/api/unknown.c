@@ -1,7 +1,7 @@
-/* unknown.c - the table of parameters, which /openapi.json shows; those that this server does not
- * know, and what schemas have that constrains nothing: a client that misspells one, or that counts
- * on another server's, is told. */
-#include "daemons/router/request/prepare.h"
+/* unknown.c - the table of parameters, which /openapi.json shows. A client gets a warning or an
+ * error for a parameter that this server does not know, because the client has misspelled it or
+ * expects another server, and for keywords of a schema that constrain nothing. */
+#include "prepare.h"
 #include "grammar/grammar.h"
 #include "util/near.h"
 
@@ -159,14 +159,6 @@ static const struct known {
 	{"user", OPENAI | EMBEDDING, STRING},
 };
 
-static int is_known(const char *name, enum request_kind kind)
-{
-	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-		if (known[i].kinds >> kind & 1 && strcmp(known[i].name, name) == 0)
-			return 1;
-	return 0;
-}
-
 void params_describe(enum request_kind kind, struct buf *out)
 {
 	static const char *const required[] = {
@@ -202,17 +194,6 @@ json_t *params_of_chat(const json_t *o, enum request_kind kind)
 	return chat;
 }
 
-static int unknown_text(const struct request_prepare *q, const char *name, char *out, size_t size)
-{
-	struct nearest n = {.word = name};
-	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-		if (known[i].kinds >> q->kind & 1)
-			nearest_try(&n, known[i].name);
-	const char *near = n.best;
-	return snprintf(out, size, "%.*s is not a parameter of this server%s%s%s", SHOWN_MAX, name,
-	                near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
-}
-
 static void warn(struct request_prepare *q, const char *text, size_t len)
 {
 	buf_adds(&q->warnings, q->warnings.len ? "," : "");
@@ -221,16 +202,27 @@ static void warn(struct request_prepare *q, const char *text, size_t len)
 
 int params_unknown(struct request_prepare *q, const json_t *o)
 {
+	static const size_t n_known = sizeof known / sizeof *known;
 	const char *name;
 	const json_t *v;
 	size_t n = 0;
 	json_object_foreach((json_t *)o, name, v) {
 		char text[256];
-		if (json_is_null(v) || is_known(name, q->kind))
+		int is_known = 0;
+		for (size_t i = 0; i < n_known && !is_known; i++)
+			is_known = known[i].kinds >> q->kind & 1 && strcmp(known[i].name, name) == 0;
+		if (json_is_null(v) || is_known)
 			continue;
-		if (n++ >= NAMED_MAX) /* looking for a near one takes its time */
+		if (n++ >= NAMED_MAX) /* a search for the nearest name takes time */
 			continue;
-		size_t len = (size_t)unknown_text(q, name, text, sizeof text);
+		struct nearest near = {.word = name};
+		for (size_t i = 0; i < n_known; i++)
+			if (known[i].kinds >> q->kind & 1)
+				nearest_try(&near, known[i].name);
+		size_t len = (size_t)snprintf(text, sizeof text,
+		                              "%.*s is not a parameter of this server%s%s%s", SHOWN_MAX,
+		                              name, near.best ? "; did you mean " : "",
+		                              near.best ? near.best : "", near.best ? "?" : "");
 		if (q->refuse_unknown)
 			return api_bad(&q->error, name, "%s", text);
 		warn(q, text, len);

@@ -1,8 +1,9 @@
 /* request.c - see request.h: the states of a request, and how it begins and ends.
  *
  * What always holds: a request is in router.requests from begin to free; while it is IN_POOL or
- * ABANDONED the event loop does not touch its prep, but for prep.job.skip; only request_step
- * changes its state, and nothing else frees it. */
+ * ABANDONED the event loop does not touch its prep; only request_step changes its state, and
+ * nothing else frees it. */
+#include "request.h"
 #include "daemons/router/api/embeddings.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -18,86 +19,41 @@
 #include <string.h>
 #include <time.h>
 
-#define TURN_US 1000u /* for steps of all requests, between two looks at the descriptors */
-/* of prompts that are submitted in one step: a fraction of a millisecond */
+#define TURN_US 1000u /* for steps of all requests, before the loop polls its descriptors again */
+/* tokens of the prompts that are submitted in one step, which takes a fraction of a millisecond */
 #define START_TOKENS 32768u
-/* of one request, so that its client's other requests do not wait behind all of its inputs */
+/* a request's embeddings at workers; the limit keeps room for its client's other requests */
 #define EMBEDDINGS_AT_ONCE 64u
 #define ANSWER_BYTES (sizeof(struct answer) + sizeof(struct attempt) + ANSWER_IDS_BYTES)
-/* far more than one step writes; the ids of one prompt at most */
+/* limit of router.out, far more than one step writes */
 #define OUT_MAX (64u << 20)
 
-static const char *id_of(const struct request *q)
-{
-	return *q->id ? q->id : "-";
-}
+/* Passes the event to the state, and enters states until one stays. Then the request may be
+ * gone. */
+static void request_step(struct request *q, enum request_event e);
 
-/* --- what the client is told --------------------------------------------- */
+/* --- errors -------------------------------------------------------------- */
 
-uint32_t router_retry_after_s(const struct router *r)
-{
-	return registry_retry_after_s(&r->registry, r->attempts.queued_tokens, r->conf.retry_after_s,
-	                              r->conf.retry_after_max_s);
-}
-
-void router_error_headers(struct router *r, const struct api_error *e, char *out, size_t size)
-{
-	uint32_t s = router_retry_after_s(r), most_s = r->conf.retry_after_max_s;
-	uint32_t least_s = e->retry_after_s < most_s ? e->retry_after_s : most_s;
-	s = e->by_key ? e->retry_after_s : s > least_s ? s : least_s;
-	out[0] = 0;
-	if (e->status == 429 || e->status == 503)
-		snprintf(out, size, "Retry-After: %u\r\n", s);
-}
-
-void request_headers(const struct request *q, const struct api_error *e, char *out)
-{
-	size_t n = 0;
-	out[0] = 0;
-	if (e)
-		router_error_headers(q->r, e, out, REQUEST_HEADERS_MAX);
-	n = strlen(out);
-	n += who_headers(&q->who, q->id, out + n, REQUEST_HEADERS_MAX - n);
-	if (*q->id && q->dialect->id_header)
-		n += (size_t)snprintf(out + n, REQUEST_HEADERS_MAX - n, "%s: %s\r\n", q->dialect->id_header,
-		                      q->id);
-	if (q->tenant)
-		tenant_headers(q->tenant, clock_us(), out + n);
-}
-
-/* Was any part of it submitted to a worker? */
-static int has_cost(const struct request *q)
-{
-	for (uint32_t i = 0; i < q->n_answers; i++)
-		if (q->answers[i].attempt && q->answers[i].attempt->number)
-			return 1;
-	return 0;
-}
-
-/* What was not served for want of room or workers takes nothing of the key; a request that is wrong
- * counts. The client is told so in the same answer. */
-static void give_back(struct request *q, int status)
-{
-	if (q->tenant && (status == 429 || status >= 500) && !has_cost(q))
-		tenant_give_back(q->tenant, q->taken_tokens, clock_us());
-}
-
-/* A status, or an event in a stream that has begun. The connection is not the request's any
- * more. */
+/* Answers with the error's status, or ends a stream that has begun with an event. Then the
+ * connection is not the request's any more. */
 static void tell_failure(struct request *q, const struct api_error *e)
 {
 	struct buf text;
 	char extra[REQUEST_HEADERS_MAX];
-	int streams = http_is_streaming(q->conn);
-	give_back(q, e->status);
-	api_count_error(q->r, q->path, e->status);
+	int streams = http_is_streaming(q->conn), was_submitted = 0;
+	for (uint32_t i = 0; i < q->n_answers && !was_submitted; i++)
+		was_submitted = q->answers[i].attempt && q->answers[i].attempt->number;
+	/* A request refused for lack of capacity is refunded to the key's quota; an invalid one is not.
+	 * The headers below show it. */
+	if (q->tenant && (e->status == 429 || e->status >= 500) && !was_submitted)
+		tenant_give_back(q->tenant, q->taken_tokens, clock_us());
 	request_log_end(q, "request_failed", e->status, e->param, e->text);
 	buf_init(&text, 0);
 	if (streams) {
 		q->dialect->stream_error(q, e, &text);
 		if (parts_have_begun(&q->reply.parts) || q->reply.events.ended > 1 ||
 		    http_stream_add(q->conn, text.data, text.len) < 0)
-			http_drop(q->conn); /* also if part of an event is out */
+			http_drop(q->conn); /* no room for the event, or a part of another one was sent */
 		else
 			http_stream_end(q->conn);
 	} else {
@@ -130,19 +86,20 @@ static int make_answers(struct request *q)
 	if (work > max || !fair_share(work - 1, max - (work - 1)))
 		return api_bad(&p->error, embeds ? "input" : "n",
 		               "%llu answers at once are more than one client may have of the %llu that "
-		               "this server works at (max_requests); send requests of fewer",
+		               "this server runs at once (max_requests); send requests of fewer",
 		               (unsigned long long)work, (unsigned long long)max);
 	if (r->n_answers + work > max)
 		return api_fault(&p->error, 429,
-		                 "%u requests are at work here; with %llu more that is over the limit of "
+		                 "%u answers are running here; with %llu more that is over the limit of "
 		                 "%u (max_requests)",
 		                 r->n_answers, (unsigned long long)work, r->conf.max_requests);
 	if (!fair_share(c->answers + work - 1, max - r->n_answers - (work - 1)))
-		return api_fault(&p->error, 429,
-		                 "%u answers of this client are at work here; with %llu more of it too few "
-		                 "of the %u places that are left would remain for others (max_requests); "
-		                 "send this request when some have ended",
-		                 c->answers, (unsigned long long)work, (uint32_t)max - r->n_answers);
+		return api_fault(
+			&p->error, 429,
+			"%u answers of this client are running here; with %llu more too few of the "
+			"%u places that are left would remain for others (max_requests); send "
+			"this request when some have ended",
+			c->answers, (unsigned long long)work, (uint32_t)max - r->n_answers);
 	if (q->tenant && !embeds && tenant_take_answers(q->tenant, (uint32_t)n, &p->error) < 0)
 		return -1;
 	q->running = embeds ? 1 : (uint32_t)n;
@@ -162,7 +119,41 @@ static int make_answers(struct request *q)
 	return budget_answers(q);
 }
 
-/* Of answer i, just before it starts; the first one's id is the request's. */
+/* The attempt of `owner`, an answer, has ended. */
+static void attempt_has_ended(void *owner, struct attempt *a)
+{
+	struct answer *ans = owner;
+	struct request *q = ans->request;
+	struct api_error *e = &q->prep.error;
+	if (a->end.finish == ANSWER_FINISH_ERROR) {
+		api_fault(e, a->end.status, "%s", a->end.why);
+		e->retry_after_s = (uint32_t)((a->end.retry_after_us + 999999) / 1000000);
+	} else if (a->end.finish == ANSWER_FINISH_ABORT) {
+		api_fault(e, 503, CLIENT_TOO_SLOW);
+	} else if (ans->finish == ANSWER_FINISH_NONE) {
+		answer_finish(ans, a->end.finish);
+		if (q->prep.p.stream && write_answer(ans) < 0)
+			api_fault(e, 503, CLIENT_TOO_SLOW);
+	}
+	if (e->status) {
+		request_step(q, REQUEST_ON_FAILURE);
+		return;
+	}
+	request_count_answer(ans);
+	if (++q->n_ended == q->n_answers) {
+		request_count_longest(q);
+		request_step(q, REQUEST_ON_ANSWERED);
+	} else if (q->state == REQUEST_STARTING) { /* step_starting may have waited for it */
+		request_work_soon(q);
+	}
+}
+
+static const struct attempt_hooks answer_hooks = {.tokens = answer_tokens,
+                                                  .prompt = answer_prompt,
+                                                  .embedding = answer_embedding,
+                                                  .ended = attempt_has_ended};
+
+/* Makes the attempt of answer i, just before it starts. The first attempt's id is the request's. */
 static void make_attempt(struct request *q, uint32_t i)
 {
 	const struct params *p = &q->prep.p;
@@ -195,26 +186,13 @@ static void make_attempt(struct request *q, uint32_t i)
 	else if (k == 0)
 		randombytes_buf(&q->seed, sizeof q->seed);
 	spec.sampling.seed = q->seed + k;
-	spec.sampling.prompt_logprobs = p->sampling.prompt_logprobs && k == 0; /* one tells them */
+	spec.sampling.prompt_logprobs = p->sampling.prompt_logprobs && k == 0; /* once a prompt */
 	ans->attempt = attempt_new(&q->r->attempts, &spec, &answer_hooks, ans);
 	if (q->r->wake)
 		q->r->wake(q->r);
 }
 
-/* max_tokens 0 without log-probabilities: the prompt is the answer. */
-static void answer_without_worker(struct request *q)
-{
-	draw_id(q, NULL);
-	q->dialect->head(q);
-	q->n_started = q->n_ended = q->n_answers;
-	for (uint32_t i = 0; i < q->n_answers; i++) {
-		q->answers[i].finish = ANSWER_FINISH_LENGTH;
-		if (q->prep.p.stream)
-			answer_send_later(&q->answers[i]);
-	}
-}
-
-/* code: of attempt_start */
+/* Sets the error for the client after attempt_start failed with this code, and ends the attempt. */
 static void refuse_start(struct request *q, int code)
 {
 	struct api_error *e = &q->prep.error;
@@ -231,40 +209,15 @@ static void refuse_start(struct request *q, int code)
 		api_fault(e, 503, "no worker is ready to take this request");
 	if (e->status >= 500) {
 		attempt_refuse(ans->attempt, e->status, e->text);
-	} else { /* it is the client's */
+	} else { /* the client's error */
 		ans->attempt->end.status = e->status;
 		attempt_cancel(ans->attempt, e->text);
 	}
 }
 
-/* LATER: when one that has been started has ended */
-enum start_verdict { START_DONE, START_MORE, START_LATER, START_FAILED };
-
-/* Makes and submits some of the attempts. FAILED: the error is set. */
-static enum start_verdict start_some(struct request *q)
-{
-	for (size_t tokens = 0; q->n_started < q->n_answers && tokens < START_TOKENS;) {
-		struct answer *ans = &q->answers[q->n_started];
-		if (q->prep.kind == KIND_EMBEDDING && q->n_started - q->n_ended >= EMBEDDINGS_AT_ONCE)
-			return START_LATER;
-		if (!ans->attempt)
-			make_attempt(q, q->n_started);
-		int r = attempt_start(ans->attempt);
-		if (r < 0 && q->n_started && q->prep.kind == KIND_EMBEDDING) {
-			attempt_wait(ans->attempt);
-		} else if (r < 0) {
-			refuse_start(q, r);
-			return START_FAILED;
-		}
-		q->n_started++;
-		tokens += ans->prompt->tokens.n;
-	}
-	return q->n_started < q->n_answers ? START_MORE : START_DONE;
-}
-
 /* --- how it ends before its answers do ----------------------------------- */
 
-/* status: for the summary of the attempts; 0: that of a client that left */
+/* status: for the attempts' log lines; 0: 499, the client has left */
 static void cancel_all(struct request *q, int status, const char *why)
 {
 	for (uint32_t i = 0; i < q->n_answers; i++) {
@@ -277,49 +230,38 @@ static void cancel_all(struct request *q, int status, const char *why)
 	}
 }
 
-static void stop(struct request *q)
-{
-	struct api_error e = {0};
-	api_fault(&e, 503, "this server was stopped before the answer was complete");
-	cancel_all(q, e.status, e.text);
-	tell_failure(q, &e);
-}
-
-static void note_client_gone(struct request *q)
-{
-	request_log_end(q, "client_gone", REQUEST_CLIENT_GONE, "", "the client hung up before the end");
-	q->conn = NULL;
-	cancel_all(q, 0, "the client is gone");
-}
-
-void request_cut(struct request *q)
-{
-	api_count_error(q->r, q->path, 503);
-	request_log_end(q, "answer_cut", 503, "",
-	                "there is no room or no memory for the rest of the answer");
-	http_drop(q->conn);
-}
-
-/* Events that end the request in most states; 1: the client has been told what is to be told. */
+/* Handles the events that end a request in most states. Returns 1 if e is one of them; then the
+ * client has been told, and nothing runs at workers unless e is a failure or a shutdown. */
 static int ends(struct request *q, enum request_event e)
 {
+	struct api_error stopped = {0};
 	switch (e) {
 	case REQUEST_ON_FAILURE: tell_failure(q, &q->prep.error); return 1;
-	case REQUEST_ON_CLIENT_GONE: note_client_gone(q); return 1;
-	case REQUEST_ON_STOP: stop(q); return 1;
+	case REQUEST_ON_CLIENT_GONE:
+		request_log_end(q, "client_gone", REQUEST_CLIENT_GONE, "",
+		                "the client hung up before the end");
+		q->conn = NULL;
+		cancel_all(q, 0, "the client is gone");
+		return 1;
+	case REQUEST_ON_STOP:
+		api_fault(&stopped, 503, "this server was stopped before the answer was complete");
+		cancel_all(q, stopped.status, stopped.text);
+		tell_failure(q, &stopped);
+		return 1;
 	case REQUEST_ON_SHUTDOWN: http_drop(q->conn); return 1;
 	default: return 0;
 	}
 }
 
-/* The answers end with what there is. 0, or -1 with the error set: there is nothing to end, because
- * an embedding has no part, or the beginning of a stream is not there yet. */
+/* Ends the answers: the client gets what has been generated so far. 0, or -1 with the error set:
+ * that is not possible, because there is no part of an embedding, or the prompt's
+ * log-probabilities at the beginning of a stream have not arrived yet. */
 static int abort_answers(struct request *q)
 {
 	static const char why[] = "aborted on request";
 	int has_part = q->prep.kind != KIND_EMBEDDING;
 	for (size_t i = 0; q->prep.p.stream && has_part && i < q->prep.n_prompts; i++)
-		has_part = prompt_is_told(&q->prep, &q->prep.prompts[i]);
+		has_part = prompt_rows_complete(&q->prep, &q->prep.prompts[i]);
 	if (!has_part) {
 		cancel_all(q, 503, why);
 		return api_fault(&q->prep.error, 503, "%s", why);
@@ -332,19 +274,18 @@ static int abort_answers(struct request *q)
 			attempt_cancel(ans->attempt, why);
 		answer_finish(ans, ANSWER_FINISH_ABORT);
 		if (q->prep.p.stream)
-			answer_send_later(ans);
+			write_answer_in_steps(ans);
 	}
 	q->n_started = q->n_ended = q->n_answers;
 	return 0;
 }
 
-/* A complete answer holds memory that others need. */
+/* The client has not read its complete answer, whose memory others need. */
 static void drop_slow_client(struct request *q)
 {
 	char why[128];
 	snprintf(why, sizeof why, "%zu bytes of the answer were not read (request_timeout_ms)",
 	         http_unsent(q->conn));
-	api_count_error(q->r, q->path, 504);
 	request_log_end(q, "answer_not_taken", 504, "", why);
 	http_drop(q->conn);
 }
@@ -352,13 +293,13 @@ static void drop_slow_client(struct request *q)
 /* --- states -------------------------------------------------------------- */
 
 /* The request is refused, prepared here, or given to a text thread. */
-static enum request_state step_new(struct request *q, enum request_event e)
+static enum request_state step_begin(struct request *q, enum request_event e)
 {
 	struct request_prepare *p = &q->prep;
 	CHECK(e == REQUEST_ON_ENTER);
 	if (!p->error.status &&
-	    (p->is_gzip || p->body.len > q->r->conf.text_inline_bytes || request_prepare_is_slow(p))) {
-		if (text_pool_put(q->r->text, &q->caller->text, &p->job, p->body.len) == 0)
+	    (p->is_gzip || p->body.len > q->r->conf.text_inline_bytes || request_parse_is_slow(p))) {
+		if (text_pool_put(q->r->text, &q->caller->text, &q->job, p->body.len) == 0)
 			return REQUEST_IN_POOL;
 		api_fault(&p->error, 429, "too many long prompts wait to be tokenized");
 	}
@@ -366,7 +307,7 @@ static enum request_state step_new(struct request *q, enum request_event e)
 		tell_failure(q, &p->error);
 		return REQUEST_END;
 	}
-	request_prepare(&p->job);
+	request_parse(p);
 	return REQUEST_PREPARED;
 }
 
@@ -377,7 +318,7 @@ static enum request_state step_in_pool(struct request *q, enum request_event e)
 	case REQUEST_ON_CLIENT_GONE:
 	case REQUEST_ON_STOP:
 		ends(q, e);
-		text_job_skip(&q->prep.job);
+		text_job_skip(&q->job);
 		return REQUEST_ABANDONED;
 	case REQUEST_ON_SHUTDOWN: http_drop(q->conn); return REQUEST_END;
 	default: return REQUEST_IN_POOL;
@@ -392,20 +333,16 @@ static enum request_state step_abandoned(struct request *q, enum request_event e
 	return REQUEST_ABANDONED;
 }
 
-static void log_unknown(const struct buf *warnings)
-{
-	char text[512];
-	snprintf(text, sizeof text, "%.*s", (int)warnings->len, warnings->data);
-	log_warn("unknown_parameters", "warnings=%s", log_quote(text));
-}
-
 static enum request_state step_prepared(struct request *q, enum request_event e)
 {
 	struct request_prepare *p = &q->prep;
+	char text[512];
 	CHECK(e == REQUEST_ON_ENTER);
 	stat_observe_us(q->r->stats, STAT_PREPARE, p->prepared_us - q->begun_us);
-	if (p->warnings.len && once_may_log(&q->r->unknown, p->warnings.data, p->warnings.len))
-		log_unknown(&p->warnings);
+	if (p->warnings.len && once_may_log(&q->r->unknown, p->warnings.data, p->warnings.len)) {
+		snprintf(text, sizeof text, "%.*s", (int)p->warnings.len, p->warnings.data);
+		log_warn("unknown_parameters", "warnings=%s", log_quote(text));
+	}
 	if (!p->error.status && !request_kind_needs_workers(p->kind))
 		return REQUEST_ANSWERED;
 	if (!p->error.status && q->tenant &&
@@ -417,7 +354,15 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 	}
 	p->quota.begun = 1;
 	if (p->p.max_tokens == 0 && !p->score_only) {
-		answer_without_worker(q);
+		/* no token is wanted: the prompt is the answer */
+		draw_id(q, NULL);
+		q->dialect->head(q);
+		q->n_started = q->n_ended = q->n_answers;
+		for (uint32_t i = 0; i < q->n_answers; i++) {
+			q->answers[i].finish = ANSWER_FINISH_LENGTH;
+			if (p->p.stream)
+				write_answer_in_steps(&q->answers[i]);
+		}
 		return REQUEST_ANSWERED;
 	}
 	make_attempt(q, 0);
@@ -438,12 +383,27 @@ static enum request_state step_starting(struct request *q, enum request_event e)
 	}
 	if (e != REQUEST_ON_ENTER && e != REQUEST_ON_TURN)
 		return REQUEST_STARTING;
-	switch (start_some(q)) {
-	case START_DONE: return REQUEST_RUNNING;
-	case START_MORE: request_work_soon(q); break;
-	case START_LATER: break;
-	case START_FAILED: tell_failure(q, &q->prep.error); return REQUEST_END;
+	int embeds = q->prep.kind == KIND_EMBEDDING;
+	for (size_t tokens = 0; q->n_started < q->n_answers && tokens < START_TOKENS;) {
+		struct answer *ans = &q->answers[q->n_started];
+		if (embeds && q->n_started - q->n_ended >= EMBEDDINGS_AT_ONCE)
+			return REQUEST_STARTING; /* attempt_has_ended goes on */
+		if (!ans->attempt)
+			make_attempt(q, q->n_started);
+		int r = attempt_start(ans->attempt);
+		if (r < 0 && q->n_started && embeds) {
+			attempt_wait(ans->attempt);
+		} else if (r < 0) {
+			refuse_start(q, r);
+			tell_failure(q, &q->prep.error);
+			return REQUEST_END;
+		}
+		q->n_started++;
+		tokens += ans->prompt->tokens.n;
 	}
+	if (q->n_started == q->n_answers)
+		return REQUEST_RUNNING;
+	request_work_soon(q);
 	return REQUEST_STARTING;
 }
 
@@ -471,10 +431,18 @@ static enum request_state step_running(struct request *q, enum request_event e)
 	return REQUEST_END;
 }
 
-/* The client has request_timeout_ms once more to take what is left. */
+/* The client has request_timeout_ms again to read the rest of the answer. */
 static void restart_deadline(struct request *q)
 {
 	q->deadline_us = clock_us() + q->r->conf.request_timeout_us;
+}
+
+/* Its answers run no more: others may have their places. */
+static void uncount_answers(struct request *q)
+{
+	q->r->n_answers -= q->counted;
+	q->caller->answers -= q->counted;
+	q->counted = 0;
 }
 
 static enum request_state step_answered(struct request *q, enum request_event e)
@@ -486,10 +454,14 @@ static enum request_state step_answered(struct request *q, enum request_event e)
 		drop_slow_client(q);
 		return REQUEST_END;
 	}
+	if (e == REQUEST_ON_ENTER && !q->prep.p.stream)
+		uncount_answers(q); /* they do not count while the client reads */
 	if (e == REQUEST_ON_ENTER && q->n_behind)
 		restart_deadline(q);
+	else if (e == REQUEST_ON_ENTER && q->prep.p.stream)
+		v = WRITE_ALL;
 	else if (e == REQUEST_ON_ENTER)
-		v = q->prep.p.stream ? WRITE_ALL : write_whole(q);
+		v = write_complete(q);
 	else if (e == REQUEST_ON_TURN)
 		v = write_behind(q);
 	if (v == WRITE_REFUSED)
@@ -505,7 +477,7 @@ static enum request_state step_answered(struct request *q, enum request_event e)
 
 static enum request_state step_writing(struct request *q, enum request_event e)
 {
-	if (e == REQUEST_ON_STOP) /* it is complete: the client may still take it */
+	if (e == REQUEST_ON_STOP) /* the answer is complete, and the client may still read it */
 		return REQUEST_WRITING;
 	if (ends(q, e))
 		return REQUEST_END;
@@ -524,7 +496,7 @@ static const struct {
 	unsigned next; /* states that may follow */
 	enum request_state (*step)(struct request *q, enum request_event e);
 } states[] = {
-	[REQUEST_NEW] = {"new", TO(IN_POOL) | TO(PREPARED) | TO(END), step_new},
+	[REQUEST_NEW] = {"new", TO(IN_POOL) | TO(PREPARED) | TO(END), step_begin},
 	[REQUEST_IN_POOL] = {"in_pool", TO(PREPARED) | TO(ABANDONED) | TO(END), step_in_pool},
 	[REQUEST_ABANDONED] = {"abandoned", TO(END), step_abandoned},
 	[REQUEST_PREPARED] = {"prepared", TO(STARTING) | TO(ANSWERED) | TO(END), step_prepared},
@@ -535,43 +507,16 @@ static const struct {
 	[REQUEST_END] = {"end", 0, NULL},
 };
 
-static void request_enter(struct request *q, enum request_state to)
-{
-	if (!(states[q->state].next & 1u << to))
-		PANIC("request %s: illegal step %s -> %s", id_of(q), states[q->state].name,
-		      states[to].name);
-	log_debug("request_state", "id=%s from=%s to=%s", id_of(q), states[q->state].name,
-	          states[to].name);
-	q->state = to;
-}
-
-void request_uncount(struct request *q)
-{
-	q->r->n_answers -= q->counted;
-	q->caller->answers -= q->counted;
-	q->counted = 0;
-}
-
-/* A timer of no time, so that the loop looks at its descriptors before the next turn; an event that
- * activates itself would not let it. */
-static void wake_turns(struct router *r)
-{
-	static const struct timeval now = {0, 0};
-	CHECK(event_add(r->turns.ev, &now) == 0);
-}
-
-/* Places that its answers had are free: other requests may take them, outside of everybody's
- * stack. */
 static void request_free(struct request *q)
 {
 	struct router *r = q->r;
 	for (uint32_t i = 0; i < q->n_answers; i++)
 		answer_fini(&q->answers[i]);
 	free(q->answers);
-	if (r->attempts.room && r->attempts.queue.n)
-		wake_turns(r);
+	if (r->attempts.room && r->attempts.queue.n) /* attempts of others may take its places */
+		requests_wake(r);
 	r->n_requests--;
-	request_uncount(q);
+	uncount_answers(q);
 	list_remove(&q->node);
 	list_remove(&q->turn);
 	buf_fini(&q->reply.head);
@@ -584,14 +529,19 @@ static void request_free(struct request *q)
 	free(q);
 }
 
-void request_step(struct request *q, enum request_event e)
+static void request_step(struct request *q, enum request_event e)
 {
 	for (;;) {
-		enum request_state to = states[q->state].step(q, e);
-		if (to == q->state)
+		enum request_state next = states[q->state].step(q, e), from = q->state;
+		if (next == from)
 			return;
-		request_enter(q, to);
-		if (to == REQUEST_END)
+		if (!(states[from].next & 1u << next))
+			PANIC("request %s: illegal step %s -> %s", *q->id ? q->id : "-", states[from].name,
+			      states[next].name);
+		log_debug("request_state", "id=%s from=%s to=%s", *q->id ? q->id : "-", states[from].name,
+		          states[next].name);
+		q->state = next;
+		if (next == REQUEST_END)
 			break;
 		e = REQUEST_ON_ENTER;
 	}
@@ -617,17 +567,7 @@ static void on_turn(evutil_socket_t fd, short what, void *arg)
 		request_step(list_entry(n, struct request, turn), REQUEST_ON_TURN);
 	} while (clock_us() < end);
 	if (!list_empty(&r->turns.waiting))
-		wake_turns(r);
-}
-
-void request_work_soon(struct request *q)
-{
-	struct router *r = q->r;
-	if (!list_empty(&q->turn))
-		return;
-	if (list_empty(&r->turns.waiting))
-		wake_turns(r);
-	list_push_back(&r->turns.waiting, &q->turn);
+		requests_wake(r);
 }
 
 /* --- events -------------------------------------------------------------- */
@@ -637,33 +577,28 @@ static void client_gone(void *arg)
 	request_step(arg, REQUEST_ON_CLIENT_GONE);
 }
 
+static void parse_on_thread(struct text_job *j)
+{
+	struct request_prepare *p = &((struct request *)j)->prep;
+	request_parse(p);
+	j->more = p->extra_bytes;
+}
+
 static void prepared(struct text_job *j)
 {
 	request_step((struct request *)j, REQUEST_ON_PREPARED);
 }
 
-/* seen: what the workers allow; 0: unknown */
-static uint32_t context_of(const struct router *r, uint32_t seen)
+/* workers: what the workers allow; 0: unknown. Returns 0 if no limit is known. */
+static uint32_t shortest_context(const struct router *r, uint32_t workers)
 {
-	uint32_t n = seen ? seen : r->model->context, limit = r->conf.max_model_len;
+	uint32_t n = workers ? workers : r->model->context, limit = r->conf.max_model_len;
 	return limit && (!n || limit < n) ? limit : n;
 }
 
 uint32_t router_context(const struct router *r)
 {
-	return context_of(r, registry_context(&r->registry));
-}
-
-/* Only workers that make embeddings count. */
-static void set_embed_limits(const struct router *r, struct request_prepare *p)
-{
-	p->prompt_max = registry_embedding_max(&r->registry);
-	p->context = context_of(r, p->prompt_max);
-	p->embed = (struct embed_params){.hidden = registry_hidden(&r->registry),
-	                                 .never = registry_never_embeds(&r->registry),
-	                                 .inputs_max = r->conf.embedding_inputs_max,
-	                                 .pooling = r->conf.embeds_mean ? PDS__POOLING__POOLING_MEAN
-	                                                                : PDS__POOLING__POOLING_LAST};
+	return shortest_context(r, registry_context(&r->registry));
 }
 
 static const struct dialect *const dialects[] = {
@@ -678,12 +613,13 @@ static const struct dialect *const dialects[] = {
 };
 
 static struct request *request_new(struct router *r, struct http_conn *conn, enum request_kind kind,
-                                   const struct http_head *head, const struct http_body *body)
+                                   unsigned path, const struct http_head *head,
+                                   const struct http_body *body)
 {
 	struct request *q = mem_zalloc(sizeof *q);
 	struct request_prepare *p = &q->prep;
-	p->job.work = request_prepare;
-	p->job.done = prepared;
+	q->job.work = parse_on_thread;
+	q->job.done = prepared;
 	p->kind = kind;
 	p->model = r->model;
 	p->created_s = (int64_t)time(NULL);
@@ -693,8 +629,16 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	if (!p->vocab) /* not known, it may be larger than the tokenizer's */
 		p->vocab = INT32_MAX;
 	p->max_answers = r->conf.max_choices;
-	if (kind == KIND_EMBEDDING)
-		set_embed_limits(r, p);
+	if (kind == KIND_EMBEDDING) { /* limits of the workers that make embeddings */
+		p->prompt_max = registry_embedding_max(&r->registry);
+		p->context = shortest_context(r, p->prompt_max);
+		p->embed = (struct embed_params){.hidden = registry_hidden(&r->registry),
+		                                 .never = registry_never_embeds(&r->registry),
+		                                 .inputs_max = r->conf.embedding_inputs_max,
+		                                 .pooling = r->conf.embeds_mean
+		                                                ? PDS__POOLING__POOLING_MEAN
+		                                                : PDS__POOLING__POOLING_LAST};
+	}
 	p->default_max_tokens = r->conf.default_max_tokens;
 	p->refuse_unknown = r->conf.refuse_unknown;
 	if (policy_uses_prefixes(&r->registry.policy))
@@ -715,7 +659,7 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	q->conn = conn;
 	if (*head->session_id)
 		q->session = policy_key(head->session_id, strlen(head->session_id));
-	q->path = api_path(head);
+	q->path = path;
 	q->begun_us = clock_us();
 	q->deadline_us = q->begun_us + r->conf.request_timeout_us;
 	list_init(&q->turn);
@@ -724,10 +668,10 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	return q;
 }
 
-void request_begin(struct router *r, struct http_conn *conn, enum request_kind kind,
+void request_begin(struct router *r, struct http_conn *conn, enum request_kind kind, unsigned path,
                    const struct http_head *head, const struct http_body *body, struct tenant *t)
 {
-	struct request *q = request_new(r, conn, kind, head, body);
+	struct request *q = request_new(r, conn, kind, path, head, body);
 	http_on_gone(conn, client_gone, q);
 	q->caller = t ? caller_get(r->callers, t, policy_key(t->name, strlen(t->name)))
 	              : caller_get(r->callers, body->client, http_client_id(body->client));
@@ -741,11 +685,11 @@ void request_begin(struct router *r, struct http_conn *conn, enum request_kind k
 	}
 	if (r->n_requests > r->conf.max_requests)
 		api_fault(&q->prep.error, 429,
-		          "%u requests are at work here, which is the limit (max_requests)",
+		          "%u requests are running here, which is the limit (max_requests)",
 		          r->conf.max_requests);
 	else if (!fair_share(q->caller->requests - 1, r->conf.max_requests - (r->n_requests - 1)))
 		api_fault(&q->prep.error, 429,
-		          "%u requests of this client are at work here, and %u places are left for all "
+		          "%u requests of this client are running here, and %u places are left for all "
 		          "(max_requests); send this one when some have ended",
 		          q->caller->requests - 1, r->conf.max_requests - (r->n_requests - 1));
 	else
@@ -753,30 +697,18 @@ void request_begin(struct router *r, struct http_conn *conn, enum request_kind k
 	request_step(q, REQUEST_ON_ENTER);
 }
 
-int request_id_parse(const char *text, struct reqid *ret)
-{
-	const char *end = strpbrk(text, "-_"), *hex = end ? end + 1 : text; /* of the prefix */
-	return strlen(hex) == 32 ? reqid_parse(hex, ret) : ERR_INVALID;
-}
-
-/* Clients know a request by the id of its first attempt, which may have ended before others. */
-static struct request *find_request(struct router *r, const struct reqid *id)
-{
-	struct attempt *a = attempts_find(&r->attempts, id);
-	if (a)
-		return ((struct answer *)a->owner)->request;
-	list_each(n, &r->requests) {
-		struct request *q = list_entry(n, struct request, node);
-		if ((q->state == REQUEST_STARTING || q->state == REQUEST_RUNNING) &&
-		    memcmp(&q->answers[0].attempt->id, id, sizeof *id) == 0)
-			return q;
-	}
-	return NULL;
-}
-
 int request_abort(struct router *r, const struct reqid *id, const struct tenant *of)
 {
-	struct request *q = find_request(r, id);
+	struct attempt *a = attempts_find(&r->attempts, id);
+	struct request *q = a ? ((struct answer *)a->owner)->request : NULL;
+	/* clients know a request by its first attempt's id, and that one may have ended before
+	 * others */
+	list_each(n, &r->requests) {
+		struct request *other = list_entry(n, struct request, node);
+		int runs = other->state == REQUEST_STARTING || other->state == REQUEST_RUNNING;
+		if (!q && runs && memcmp(&other->answers[0].attempt->id, id, sizeof *id) == 0)
+			q = other;
+	}
 	if (!q || (of && q->tenant != of))
 		return ERR_NOTFOUND;
 	request_step(q, REQUEST_ON_ABORT);

@@ -11,7 +11,7 @@
 
 struct text_pool;
 
-/* Whose jobs share a turn. Outlives its jobs; all of it is under the pool's lock. */
+/* A caller, whose jobs share a turn. It outlives its jobs and is under the pool's lock. */
 struct text_caller {
 	struct fair_owner turns; /* first */
 	unsigned at_work;        /* threads */
@@ -21,9 +21,9 @@ struct text_job {
 	struct fair_item turn;            /* first; the pool's until a thread has it */
 	void (*work)(struct text_job *j); /* on a thread of the pool */
 	void (*done)(struct text_job *j); /* on the event loop */
-	/* set by `work`: what it took beyond the bytes that it was put with, for the caller's turns */
+	/* set by `work`: bytes of work beyond those of text_pool_put, charged to the caller's turns */
 	size_t more;
-	/* its result is not wanted: do not begin it */
+	/* the result is not needed: a job that has not begun is skipped */
 	atomic_int skip;
 };
 

@@ -15,7 +15,7 @@ typedef void api_fn(struct router *r, struct http_conn *c, struct http_request *
 #define REFUSED_HEADERS_MAX (64 + TENANT_HEADERS_MAX)
 
 struct route {
-	/* a path that ends in / stands for all below it, but "/" for itself; * for one part */
+	/* a path that ends in / matches all paths below it, "/" only itself; * matches one part */
 	const char *method, *path;
 	api_fn *fn; /* NULL: a request of this `kind` */
 	enum {
@@ -28,7 +28,9 @@ struct route {
 	const char *about; /* a sentence's beginning, for /openapi.json */
 };
 
-/* t: whose the key is, if it is one. extra: of the answer's head, or NULL */
+static unsigned path_number(const struct http_head *head);
+
+/* t: the owner of the access key; NULL: none. extra: lines of the answer's head, or NULL */
 static void reply_error(struct router *r, struct http_conn *c, const struct http_head *head,
                         const struct tenant *t, const struct api_error *e, const char *extra)
 {
@@ -41,7 +43,7 @@ static void reply_error(struct router *r, struct http_conn *c, const struct http
 	snprintf(lines + n, sizeof lines - n, "%s", extra ? extra : "");
 	buf_init(&b, 0);
 	dialect_of_path(head->path)->error(e, &b);
-	api_count_error(r, api_path(head), e->status);
+	api_count_error(r, path_number(head), e->status);
 	if (log_note_due(&r->errors.note[t != NULL], &more))
 		log_notice("request_refused", "%s method=%s status=%d why=%s more=%u", who.text,
 		           head->method, e->status, log_quote(e->text), more);
@@ -49,7 +51,8 @@ static void reply_error(struct router *r, struct http_conn *c, const struct http
 	buf_fini(&b);
 }
 
-/* For a line about a request that was let in; NULL: no key is needed, or the keys have changed. */
+/* The owner of an admitted request's key, for the log; NULL: no key is needed, or the keys have
+ * changed. */
 static const struct tenant *tenant_of(const struct router *r, const struct http_request *q)
 {
 	struct tenant *t;
@@ -73,7 +76,7 @@ static void add_model(const struct router *r, const char *name, struct buf *b)
 	else
 		buf_adds(b, "null");
 	if (vocab)
-		buf_printf(b, ",\"vocab_size\":%u", vocab); /* who sends token ids has to know */
+		buf_printf(b, ",\"vocab_size\":%u", vocab); /* for clients that send token ids */
 	buf_addc(b, '}');
 }
 
@@ -182,7 +185,7 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	reply_json(c, &b);
 }
 
-/* The process answers: for a supervisor that would start it again. */
+/* For a supervisor, which restarts a process that does not answer. */
 static void live(struct router *r, struct http_conn *c, struct http_request *q)
 {
 	(void)r;
@@ -190,7 +193,7 @@ static void live(struct router *r, struct http_conn *c, struct http_request *q)
 	http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
 }
 
-/* 200 with this body if a request can be served; else 503 and what is missing. */
+/* Answers 200 with this body if a request can be served; else 503 with the reason. */
 static void reply_ready(struct router *r, struct http_conn *c, const char *body)
 {
 	const char *missing = r->draining ? "draining" : place_missing(&r->registry, clock_us());
@@ -250,8 +253,8 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 	if (!s || request_id_parse(s, &id) < 0)
 		api_bad(&e, "request_id", "request_id must be the id of a request, got %s", param_show(v));
 	else if (!api_keys_allow(&r->keys, q->head->authorization, q->head->api_key, &t) ||
-	         request_abort(r, &id, t) < 0) /* the keys may have changed since the head came */
-		api_fault(&e, 404, "no request %.64s is at work here", s);
+	         request_abort(r, &id, t) < 0) /* the keys may have changed since the head arrived */
+		api_fault(&e, 404, "no request %.64s is running here", s);
 	json_decref(o);
 	if (e.status)
 		reply_error(r, c, q->head, t, &e, NULL);
@@ -293,7 +296,15 @@ static const struct route routes[] = {
 	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX, 0, "figures for Prometheus"},
 };
 
-/* --- what a visitor sees -------------------------------------------------- */
+/* Its number in router.errors; 0: none of this server's. */
+static unsigned path_number(const struct http_head *head)
+{
+	const struct route *route = head->route;
+	_Static_assert(sizeof routes / sizeof *routes < API_PATHS_MAX, "room for each path");
+	return route ? 1 + (unsigned)(route - routes) : 0;
+}
+
+/* --- what a visitor sees ------------------------------------------------- */
 
 static void add_html(struct buf *b, const char *s)
 {
@@ -305,24 +316,20 @@ static void add_html(struct buf *b, const char *s)
 	}
 }
 
-/* The client's own name for this server, if it is one that a shell takes as it is. */
-static const char *address_of(const struct http_head *head)
-{
-	size_t n = 0;
-	while (head->host && head->host[n] &&
-	       (isalnum((unsigned char)head->host[n]) || strchr("-.:[]", head->host[n])))
-		n++;
-	return n && !head->host[n] && n < 100 ? head->host : "ADDRESS:PORT";
-}
-
 #define PAGE_NAMES_BYTES 900u /* of the model's names: the others are left out */
 
 /* GET /: for whoever opens the address in a browser. Below 2 KiB, and nothing from elsewhere. Where
- * there are access keys, aliases are for who has one. */
+ * there are access keys, aliases are not shown. */
 static void page(struct router *r, struct http_conn *c, struct http_request *q)
 {
 	const struct model *m = r->model;
+	const char *host = q->head->host;
 	struct buf b;
+	size_t n = 0;
+	while (host && host[n] && (isalnum((unsigned char)host[n]) || strchr("-.:[]", host[n])))
+		n++;
+	/* the client's own name for this server, if a shell takes it as it is */
+	const char *address = n && !host[n] && n < 100 ? host : "ADDRESS:PORT";
 	buf_init(&b, 0);
 	buf_printf(
 		&b,
@@ -343,7 +350,7 @@ static void page(struct router *r, struct http_conn *c, struct http_request *q)
 		"</code></p><pre>curl http%s://%s/v1/chat/completions -H 'Content-Type: "
 		"application/json'%s -d '{\"messages\":[{\"role\":\"user\",\"content\":\"What is the "
 		"capital of France?\"}]}'</pre><p>",
-		http_has_tls(r->http) ? "s" : "", address_of(q->head),
+		http_has_tls(r->http) ? "s" : "", address,
 		r->keys.n ? " -H 'Authorization: Bearer KEY'" : "");
 	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
 		if (strcmp(routes[i].method, "GET") == 0 && routes[i].fn != one_model && routes[i].path[1])
@@ -353,21 +360,8 @@ static void page(struct router *r, struct http_conn *c, struct http_request *q)
 	buf_fini(&b);
 }
 
-/* The body of a request, for /openapi.json. */
-static void describe_body(const struct route *t, struct buf *b)
-{
-	buf_adds(b,
-	         ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{\"schema\":");
-	if (t->fn)
-		buf_adds(b, "{\"type\":\"object\",\"required\":[\"request_id\"],\"properties\":{"
-		            "\"request_id\":{\"type\":\"string\"}}}");
-	else
-		params_describe(t->kind, b);
-	buf_adds(b, "}}}");
-}
-
-/* One path, without its braces. */
-static void describe(const struct router *r, const struct route *t, struct buf *b)
+/* Adds one path to /openapi.json. */
+static void describe_route(const struct router *r, const struct route *t, struct buf *b)
 {
 	size_t n = strlen(t->path), star = strcspn(t->path, "*");
 	int has_name = t->path[star] || (n > 1 && t->path[n - 1] == '/');
@@ -377,8 +371,16 @@ static void describe(const struct router *r, const struct route *t, struct buf *
 	if (has_name)
 		buf_adds(b, ",\"parameters\":[{\"name\":\"model\",\"in\":\"path\",\"required\":true,"
 		            "\"schema\":{\"type\":\"string\"}}]");
-	if (*t->method == 'P')
-		describe_body(t, b);
+	if (*t->method == 'P') {
+		buf_adds(b, ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{"
+		            "\"schema\":");
+		if (t->fn)
+			buf_adds(b, "{\"type\":\"object\",\"required\":[\"request_id\"],\"properties\":{"
+			            "\"request_id\":{\"type\":\"string\"}}}");
+		else
+			params_describe(t->kind, b);
+		buf_adds(b, "}}}");
+	}
 	if (t->admits != OPEN && r->keys.n)
 		buf_adds(b, ",\"security\":[{\"bearer\":[]},{\"x-api-key\":[]},{\"api-key\":[]}]");
 	buf_adds(b, ",\"responses\":{\"200\":{\"description\":\"the answer\"},\"default\":{"
@@ -397,7 +399,7 @@ static void openapi(struct router *r, struct http_conn *c, struct http_request *
 		build_version());
 	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
 		buf_adds(&b, i ? "," : "");
-		describe(r, &routes[i], &b);
+		describe_route(r, &routes[i], &b);
 	}
 	buf_adds(&b, "},\"components\":{\"securitySchemes\":{"
 	             "\"bearer\":{\"type\":\"http\",\"scheme\":\"bearer\"},"
@@ -406,26 +408,13 @@ static void openapi(struct router *r, struct http_conn *c, struct http_request *
 	reply_json(c, &b);
 }
 
-/* --- from a path to its row ----------------------------------------------- */
-
-unsigned api_path(const struct http_head *head)
-{
-	const struct route *route = head->route;
-	return route ? 1 + (unsigned)(route - routes) : 0;
-}
-
-void api_count_error(struct router *r, unsigned path, int status)
-{
-	_Static_assert(sizeof routes / sizeof *routes < API_PATHS_MAX, "room for each path");
-	if (status >= 400 && status < 600)
-		r->errors.n[path][status - 400]++;
-}
+/* --- from a path to its row ---------------------------------------------- */
 
 /* Paths that are not this server's count as one. */
-void api_errors_render(const struct router *r, struct buf *out)
+void api_errors_render(const struct router *r, const struct stat_family *families, struct buf *out)
 {
 	for (unsigned m = 0; m < 2; m++) {
-		const struct stat_def *d = &router_families[FAMILY_REFUSED + m].def;
+		const struct stat_def *d = &families[FAMILY_REFUSED + m].def;
 		stat_render_head(d, "", out);
 		for (unsigned p = 0; p <= sizeof routes / sizeof *routes; p++)
 			for (unsigned i = 100 * m; i < 100 * m + 100; i++)
@@ -436,50 +425,29 @@ void api_errors_render(const struct router *r, struct buf *out)
 	}
 }
 
-static int path_matches(const char *entry, const char *path)
-{
-	size_t n = strcspn(entry, "*");
-	if (entry[n]) /* Azure's: the part is the model's name */
-		return strncmp(entry, path, n) == 0 && path[n] != '/' &&
-		       strcmp(entry + n + 1, path + n + strcspn(path + n, "/")) == 0;
-	return n > 1 && entry[n - 1] == '/' ? strncmp(entry, path, n) == 0 && path[n]
-	                                    : strcmp(entry, path) == 0;
-}
-
-/* NULL: no such route; *ret_other is then one of the same path and another method, or NULL. */
-static const struct route *find(const struct http_head *head, const struct route **ret_other)
+/* NULL: no such route; *ret_other is then a route of the same path for another method, or NULL. */
+static const struct route *find_route(const struct http_head *head, const struct route **ret_other)
 {
 	const char *method = strcmp(head->method, "HEAD") == 0 ? "GET" : head->method;
 	*ret_other = NULL;
 	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-		if (!path_matches(routes[i].path, head->path))
+		const char *path = head->path, *row = routes[i].path;
+		size_t n = strlen(row), star = strcspn(row, "*");
+		int matches;
+		if (row[star]) /* Azure's: this part is the model's name */
+			matches = strncmp(row, path, star) == 0 && path[star] != '/' &&
+			          strcmp(row + star + 1, path + star + strcspn(path + star, "/")) == 0;
+		else if (n > 1 && row[n - 1] == '/')
+			matches = strncmp(row, path, n) == 0 && path[n];
+		else
+			matches = strcmp(row, path) == 0;
+		if (!matches)
 			continue;
 		if (strcmp(method, routes[i].method) == 0)
 			return &routes[i];
 		*ret_other = &routes[i];
 	}
 	return NULL;
-}
-
-static int encoding_is_known(const struct route *route, const char *encoding)
-{
-	return !*encoding || strcasecmp(encoding, "identity") == 0 ||
-	       (!route->fn && strcasecmp(encoding, "gzip") == 0);
-}
-
-/* 0, or the error is set: the path names another model. */
-static int check_deployment(const struct router *r, const struct route *route, const char *path,
-                            struct api_error *e)
-{
-	size_t n = strcspn(route->path, "*");
-	char name[256], part[256];
-	if (!route->path[n])
-		return 0;
-	snprintf(part, sizeof part, "%.*s", (int)strcspn(path + n, "/"), path + n);
-	url_decode(part, name, sizeof name);
-	if (model_has_name(r->model, name))
-		return 0;
-	return unknown_model(r, name, e);
 }
 
 #define ASKS_HEADERS_MAX 1000u
@@ -500,7 +468,7 @@ static void reply_preflight(struct http_conn *c, const struct http_head *head)
 }
 
 /* extra: REFUSED_HEADERS_MAX bytes, here and below */
-static void wrong_key(struct api_error *e, char *extra)
+static void refuse_key(struct api_error *e, char *extra)
 {
 	api_fault(e, 401,
 	          "the access key is missing or wrong: send it as Authorization: Bearer KEY, or as "
@@ -519,11 +487,11 @@ size_t api_edge_error(void *arg, const char *path, int status, const char *text,
                       size_t size)
 {
 	struct http_head head = {.method = "", .path = path};
-	const struct route *other, *route = find(&head, &other);
+	const struct route *other, *route = find_route(&head, &other);
 	struct api_error e = {0};
 	struct buf b;
 	head.route = route ? route : other;
-	api_count_error(arg, api_path(&head), status);
+	api_count_error(arg, path_number(&head), status);
 	api_fault(&e, status, "%s", text);
 	buf_init(&b, size - 1);
 	dialect_of_path(path)->error(&e, &b);
@@ -538,8 +506,11 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 	struct router *r = arg;
 	struct api_error e = {0};
 	char extra[REFUSED_HEADERS_MAX] = "";
-	const struct route *other, *route = find(head, &other);
+	const struct route *other, *route = find_route(head, &other);
 	struct tenant *t = NULL;
+	const char *encoding = head->encoding;
+	char name[256], decoded[256];
+	size_t star;
 	stat_add(r->stats, STAT_HTTP_REQUESTS, 1);
 	head->route = route ? route : other;
 	if (r->conf.cors && strcmp(head->method, "OPTIONS") == 0) {
@@ -553,20 +524,26 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 		api_fault(&e, 404, "there is no %.200s here", head->path);
 	} else if (route->admits != OPEN &&
 	           !api_keys_allow(&r->keys, head->authorization, head->api_key, &t)) {
-		wrong_key(&e, extra);
+		refuse_key(&e, extra);
 	} else if (head->content_length > route->body_max) {
 		api_fault(&e, 413, "the body has %llu bytes; %.200s takes at most %zu",
 		          (unsigned long long)head->content_length, head->path, route->body_max);
-	} else if (!encoding_is_known(route, head->encoding)) {
-		api_fault(&e, 415, "Content-Encoding %.40s is not known here: %s", head->encoding,
+	} else if (*encoding && strcasecmp(encoding, "identity") != 0 &&
+	           (route->fn || strcasecmp(encoding, "gzip") != 0)) {
+		api_fault(&e, 415, "Content-Encoding %.40s is not known here: %s", encoding,
 		          route->fn ? "send the body as it is" : "send gzip, or the body as it is");
 	} else if (route->admits == WORKS && r->draining) {
 		api_fault(&e, 503, "this server is shutting down");
 		router_error_headers(r, &e, extra, sizeof extra);
 	} else if (route->admits == WORKS && t && tenant_check(t, clock_us(), &e) < 0) {
 		refused_headers(r, t, &e, extra);
-	} else if (check_deployment(r, route, head->path, &e) < 0) {
-		extra[0] = 0;
+	} else if (route->path[star = strcspn(route->path, "*")]) {
+		/* the path names a model */
+		const char *part = head->path + star;
+		snprintf(name, sizeof name, "%.*s", (int)strcspn(part, "/"), part);
+		url_decode(name, decoded, sizeof decoded);
+		if (!model_has_name(r->model, decoded))
+			unknown_model(r, decoded, &e);
 	}
 	if (e.status) {
 		reply_error(r, c, head, t, &e, extra);
@@ -576,8 +553,8 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 	return 0;
 }
 
-/* The head was looked at before the body came: since then keys may have changed, and requests of
- * the same key may have begun. */
+/* Key and limits were checked when the head arrived, and are checked again now: since then keys may
+ * have changed, and requests of the same key may have begun. */
 void api_request(void *arg, struct http_conn *c, struct http_request *q)
 {
 	const struct route *route = q->head->route;
@@ -590,7 +567,7 @@ void api_request(void *arg, struct http_conn *c, struct http_request *q)
 		return;
 	}
 	if (!api_keys_allow(&r->keys, q->head->authorization, q->head->api_key, &t))
-		wrong_key(&e, extra);
+		refuse_key(&e, extra);
 	else if (t && tenant_check(t, clock_us(), &e) < 0)
 		refused_headers(r, t, &e, extra);
 	if (e.status) {
@@ -599,5 +576,5 @@ void api_request(void *arg, struct http_conn *c, struct http_request *q)
 	}
 	struct http_body body = q->body;
 	q->body.data = NULL;
-	request_begin(arg, c, route->kind, q->head, &body, t);
+	request_begin(arg, c, route->kind, path_number(q->head), q->head, &body, t);
 }

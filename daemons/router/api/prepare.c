@@ -1,6 +1,6 @@
 /* prepare.c - the body of a request becomes prompts and parameters: on the event loop, or on a text
- * thread if that may take long. Nothing here sees more of the request than its request_prepare.
- * What is wrong with the body is an error for the client. */
+ * thread if that may take long. Nothing here sees more of the request than its request_prepare. An
+ * invalid body is an error for the client. */
 #include "prepare.h"
 #include "util/clock.h"
 
@@ -14,7 +14,7 @@ static int check_model(struct request_prepare *q, const json_t *o)
 {
 	const json_t *v = json_object_get(o, "model");
 	if (!v || json_is_null(v))
-		return 0; /* there is one */
+		return 0; /* the server has one model */
 	if (!json_is_string(v))
 		return api_bad(&q->error, "model", "model must be a string, got %s", param_show(v));
 	if (model_has_name(q->model, json_string_value(v)))
@@ -26,7 +26,7 @@ static int check_model(struct request_prepare *q, const json_t *o)
 	return -1;
 }
 
-/* 1 if there is a number beyond 64 bits. */
+/* Returns 1 if v is or contains a number beyond 64 bits. */
 static int has_huge(const json_t *v)
 {
 	const char *name;
@@ -44,7 +44,7 @@ static int has_huge(const json_t *v)
 	return json_is_real(v) && fabs(json_real_value(v)) >= 0x1p63;
 }
 
-/* Into out, at most body_max bytes of it. 0, or -1 with the error set. */
+/* Decompresses at most body_max bytes into out. 0, or -1 with the error set. */
 static int inflate_body(struct request_prepare *q, struct buf *out)
 {
 	unsigned char piece[16384];
@@ -73,21 +73,28 @@ static int inflate_body(struct request_prepare *q, struct buf *out)
 	return 0;
 }
 
-/* The text is no JSON, or has an integer beyond 64 bits: that is reported as any other value out of
- * range. */
-static void refuse_body(struct request_prepare *q, const char *text, size_t len,
-                        const json_error_t *bad)
+/* Returns NULL with the error set. */
+static json_t *parse_body(struct request_prepare *q, const char *text, size_t len)
 {
-	json_t *o = NULL;
-	json_error_t again;
-	if (json_error_code(bad) == json_error_numeric_overflow)
-		o = json_load(text, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &again);
+	json_error_t bad, again;
 	const char *name;
 	const json_t *v;
-	api_bad(&q->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad->text,
-	        bad->line, bad->column);
-	json_object_foreach(o, name, v) {
-		if (has_huge(v)) {
+	json_t *o = json_load(text, len, JSON_ALLOW_NUL, &bad);
+	if (json_is_object(o))
+		return o;
+	if (o) {
+		api_bad(&q->error, NULL, "the body must be a JSON object, got %s", param_show(o));
+	} else if (json_error_code(&bad) == json_error_out_of_memory) {
+		budget_refuse(q, NULL, "its body as JSON");
+	} else {
+		api_bad(&q->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad.text,
+		        bad.line, bad.column);
+		/* an integer beyond 64 bits is reported like any other value that is out of range */
+		if (json_error_code(&bad) == json_error_numeric_overflow)
+			o = json_load(text, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &again);
+		json_object_foreach(o, name, v) {
+			if (!has_huge(v))
+				continue;
 			api_bad(&q->error, name,
 			        "%.64s has a number out of range: integers are from %lld to %lld, got %s", name,
 			        (long long)INT64_MIN, (long long)INT64_MAX, param_show(v));
@@ -95,26 +102,10 @@ static void refuse_body(struct request_prepare *q, const char *text, size_t len,
 		}
 	}
 	json_decref(o);
-}
-
-/* NULL with the error set. */
-static json_t *parse_body(struct request_prepare *q, const char *text, size_t len)
-{
-	json_error_t bad;
-	json_t *o = json_load(text, len, JSON_ALLOW_NUL, &bad);
-	if (!o && json_error_code(&bad) == json_error_out_of_memory)
-		budget_refuse(q, NULL, "its body as JSON");
-	else if (!o)
-		refuse_body(q, text, len, &bad);
-	else if (!json_is_object(o))
-		api_bad(&q->error, NULL, "the body must be a JSON object, got %s", param_show(o));
-	if (!q->error.status)
-		return o;
-	json_decref(o);
 	return NULL;
 }
 
-/* NULL with the error set. Frees the body in any case. */
+/* Returns NULL with the error set. Frees the body in any case. */
 static json_t *read_body(struct request_prepare *q)
 {
 	struct buf plain;
@@ -123,7 +114,7 @@ static json_t *read_body(struct request_prepare *q)
 	if (!q->is_gzip) {
 		o = parse_body(q, q->body.data, q->body.len);
 	} else if (inflate_body(q, &plain) == 0) {
-		q->job.more += plain.len > q->body.len ? plain.len - q->body.len : 0;
+		q->extra_bytes += plain.len > q->body.len ? plain.len - q->body.len : 0;
 		q->body.len = plain.len;
 		o = parse_body(q, plain.data ? plain.data : "", plain.len);
 	}
@@ -132,8 +123,8 @@ static json_t *read_body(struct request_prepare *q)
 	return o;
 }
 
-/* vLLM's parameter, beside what the access key says: other requests' prefixes are used only if both
- * are the same. It is a secret, so that no error and no log shows its value. */
+/* vLLM's parameter, added to the salt of the access key: requests share cached prefixes only if
+ * both are the same. It is a secret, so no error and no log shows its value. */
 static int read_cache_salt(struct request_prepare *q, const json_t *o)
 {
 	const json_t *v = body_member(o, "cache_salt");
@@ -149,7 +140,7 @@ static int read_cache_salt(struct request_prepare *q, const json_t *o)
 	return 0;
 }
 
-static int prepare_by_kind(struct request_prepare *q, const json_t *o)
+void request_parse(struct request_prepare *q)
 {
 	static int (*const by_kind[])(struct request_prepare *, const json_t *) = {
 		[KIND_COMPLETION] = api_completions_prepare,    [KIND_CHAT] = api_chat_prepare,
@@ -157,40 +148,28 @@ static int prepare_by_kind(struct request_prepare *q, const json_t *o)
 		[KIND_COUNT_TOKENS] = api_count_tokens_prepare, [KIND_TOKENIZE] = api_tokenize_prepare,
 		[KIND_DETOKENIZE] = api_detokenize_prepare,     [KIND_EMBEDDING] = api_embeddings_prepare,
 	};
-	int has_parameters = request_kind_needs_workers(q->kind);
-	if (check_model(q, o) < 0 || (has_parameters && params_unknown(q, o) < 0) ||
-	    read_cache_salt(q, o) < 0)
-		return -1;
-	return by_kind[q->kind](q, o);
-}
-
-/* The JSON is freed by now: only the prompts' tokens are needed. */
-static void prepare_prompts(struct request_prepare *q)
-{
-	for (size_t i = 0; q->roots.n && i < q->n_prompts; i++)
-		prefixes_make(&q->roots, q->has_salt ? q->cache_salt : NULL, q->prompts[i].tokens.ids,
-		              q->prompts[i].tokens.n, &q->prompts[i].prefixes);
-	if (prompt_keep(q) == 0)
-		budget_keep(q);
-}
-
-void request_prepare(struct text_job *j)
-{
-	struct request_prepare *q = (struct request_prepare *)j;
 	json_account_begin(&q->json);
 	json_t *o = q->parsed ? q->parsed : read_body(q);
 	q->parsed = NULL;
-	int r = o ? prepare_by_kind(q, o) : -1;
+	int r = -1, has_parameters = request_kind_needs_workers(q->kind);
+	if (o && check_model(q, o) == 0 && !(has_parameters && params_unknown(q, o) < 0) &&
+	    read_cache_salt(q, o) == 0)
+		r = by_kind[q->kind](q, o);
 	json_decref(o);
-	if ((json_account_end() < 0 || q->quota.over) && !q->refused)
+	if ((json_account_end() < 0 || q->quota.over) && !q->refused) {
 		/* without memory JSON was incomplete, so any other error may be a consequence of that */
 		budget_refuse(q, NULL, "its body");
-	else if (r == 0)
-		prepare_prompts(q);
+	} else if (r == 0) {
+		for (size_t i = 0; q->roots.n && i < q->n_prompts; i++)
+			prefixes_make(&q->roots, q->has_salt ? q->cache_salt : NULL, q->prompts[i].tokens.ids,
+			              q->prompts[i].tokens.n, &q->prompts[i].prefixes);
+		if (prompt_keep(q) == 0)
+			budget_keep(q);
+	}
 	q->prepared_us = clock_us();
 }
 
-int request_prepare_is_slow(struct request_prepare *q)
+int request_parse_is_slow(struct request_prepare *q)
 {
 	json_account_begin(&q->json);
 	q->parsed = read_body(q);
@@ -207,19 +186,16 @@ int request_prepare_is_slow(struct request_prepare *q)
 	return 0;
 }
 
-static void prompt_fini(struct prompt *p)
-{
-	token_list_fini(&p->tokens);
-	prefixes_fini(&p->prefixes);
-	buf_fini(&p->text);
-	buf_fini(&p->ids);
-	rows_fini(&p->rows);
-}
-
 void request_prepare_fini(struct request_prepare *q)
 {
-	for (size_t i = 0; i < q->n_prompts; i++)
-		prompt_fini(&q->prompts[i]);
+	for (size_t i = 0; i < q->n_prompts; i++) {
+		struct prompt *p = &q->prompts[i];
+		token_list_fini(&p->tokens);
+		prefixes_fini(&p->prefixes);
+		buf_fini(&p->text);
+		buf_fini(&p->ids);
+		rows_fini(&p->rows);
+	}
 	free(q->prompts);
 	json_decref(q->parsed);
 	toolcall_tools_destroy(&q->message.tools);

@@ -1,8 +1,8 @@
-/* message.h - the text of one chat answer split into pieces: thoughts, content and calls of tools,
- * in the order in which the model wrote them, each collected until it is sent to the client, or to
- * the end of the request if a later event repeats it. */
-#ifndef ROUTER_MESSAGE_H
-#define ROUTER_MESSAGE_H
+/* chat_message.h - the text of one chat answer split into pieces: thoughts, content and calls of
+ * tools, in the order in which the model wrote them, each collected until it is sent to the
+ * client, or to the end of the request if a later event repeats it. */
+#ifndef ROUTER_CHAT_MESSAGE_H
+#define ROUTER_CHAT_MESSAGE_H
 
 #include "text/reasoning.h"
 #include "text/toolcall.h"
@@ -44,8 +44,8 @@ struct message {
 	struct toolcall *toolcall; /* NULL: not looked for */
 	struct reasoning *split;   /* NULL: not looked for */
 	int finished, enough;      /* enough: the answer ends here, because of one_call */
-	int is_cut;                /* the last call that has begun is not complete, up to now */
-	/* the quota had no room for some text: only what came before it is here */
+	int is_cut;                /* the last call is not complete so far */
+	/* the quota had no room for some text, which is missing with all that followed it */
 	int lost_text;
 	/* since message_given */
 	struct message_piece *pieces;
@@ -59,18 +59,17 @@ struct message {
 struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed,
                             unsigned choice);
 void message_destroy(struct message **m);
-/* The answer has n_tokens and n_rows of log-probabilities now, of which text, or what is held back,
- * is the end. Those that are new belong to the last piece, or to the first that there will be. */
+/* n_tokens, n_rows: of the answer so far, with this text and what is held back. The new ones belong
+ * to the last piece, or to the first one if there is none yet. */
 void message_feed(struct message *m, const char *text, size_t len, uint32_t n_tokens,
                   uint32_t n_rows);
-/* After the last message_feed; may be repeated. ended: by the model, with a token that is not in
- * the text. */
+/* Call it after the last message_feed; may be repeated. ended: the model has ended the answer,
+ * with a token that is not in the text. */
 void message_finish(struct message *m, int ended);
 unsigned message_count(const struct message *m);                       /* calls that have begun */
 size_t message_bytes(const struct message *m, enum message_kind kind); /* of all such pieces */
-int message_is_empty(const struct message *m); /* nothing since message_given */
-/* the quota was exceeded: what came after that is not in the message */
-int message_is_full(const struct message *m);
-void message_given(struct message *m); /* what there is has been sent, and is freed */
+int message_is_empty(const struct message *m); /* no piece since message_given */
+int message_is_full(const struct message *m);  /* the quota was exceeded, and text is missing */
+void message_given(struct message *m);         /* the pieces were sent, and are freed */
 
 #endif

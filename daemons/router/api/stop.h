@@ -27,10 +27,9 @@ struct stop_scan { /* of one text; zeroed at its beginning */
  * its last one. */
 int stop_feed(const struct stop_set *s, struct stop_scan *scan, const char *text, size_t n,
               size_t *ret_end);
-/* Feeds n bytes in which no string may end: one that does is ignored, one that only begins there
- * counts. */
+/* Feeds n bytes in which no string may end: one that ends there is ignored, but one may begin. */
 void stop_pass(const struct stop_set *s, struct stop_scan *scan, const char *text, size_t n);
-/* Bytes at the end of what was fed that may begin a stop string. */
+/* The number of bytes at the end of the text so far that may begin a stop string. */
 size_t stop_held(const struct stop_set *s, const struct stop_scan *scan);
 
 #endif

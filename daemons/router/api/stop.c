@@ -17,30 +17,29 @@ struct stop_set {
 	struct pattern p[STOP_STRINGS_MAX];
 };
 
-static void prepare(struct pattern *p, const char *s, size_t len)
-{
-	CHECK(len > 0 && len <= STOP_BYTES_MAX);
-	p->bytes = mem_alloc(len + 1);
-	memcpy(p->bytes, s, len);
-	p->bytes[len] = 0;
-	p->len = len;
-	p->fall = mem_array(len, sizeof *p->fall);
-	for (size_t i = 1, k = 0; i < len; i++) {
-		while (k && s[i] != s[k])
-			k = p->fall[k - 1];
-		k += s[i] == s[k];
-		p->fall[i] = (uint16_t)k;
-	}
-}
-
 struct stop_set *stop_set_new(const char *const *strings, const size_t *lens, size_t n)
 {
 	CHECK(n <= STOP_STRINGS_MAX);
-	struct stop_set *s = mem_zalloc(sizeof *s);
-	s->n = n;
-	for (size_t i = 0; i < n; i++)
-		prepare(&s->p[i], strings[i], lens[i]);
-	return s;
+	struct stop_set *set = mem_zalloc(sizeof *set);
+	set->n = n;
+	for (size_t j = 0; j < n; j++) {
+		struct pattern *p = &set->p[j];
+		const char *s = strings[j];
+		size_t len = lens[j];
+		CHECK(len > 0 && len <= STOP_BYTES_MAX);
+		p->bytes = mem_alloc(len + 1);
+		memcpy(p->bytes, s, len);
+		p->bytes[len] = 0;
+		p->len = len;
+		p->fall = mem_array(len, sizeof *p->fall);
+		for (size_t i = 1, k = 0; i < len; i++) {
+			while (k && s[i] != s[k])
+				k = p->fall[k - 1];
+			k += s[i] == s[k];
+			p->fall[i] = (uint16_t)k;
+		}
+	}
+	return set;
 }
 
 void stop_set_destroy(struct stop_set **sp)
@@ -70,8 +69,8 @@ const char *stop_string(const struct stop_set *s, size_t i, size_t *ret_len)
 	return s->p[i].bytes;
 }
 
-/* One byte for string i: 1 if it is complete with it. */
-static int step(const struct pattern *p, uint16_t *matched, char byte)
+/* Feeds one byte. Returns 1 if it completes the string. */
+static int pattern_feed(const struct pattern *p, uint16_t *matched, char byte)
 {
 	size_t k = *matched;
 	while (k && byte != p->bytes[k])
@@ -87,7 +86,7 @@ int stop_feed(const struct stop_set *s, struct stop_scan *scan, const char *text
 	for (size_t at = 0; at < n; at++) {
 		int found = -1;
 		for (size_t i = 0; i < s->n; i++)
-			if (step(&s->p[i], &scan->matched[i], text[at]) &&
+			if (pattern_feed(&s->p[i], &scan->matched[i], text[at]) &&
 			    (found < 0 || s->p[i].len > s->p[found].len))
 				found = (int)i;
 		if (found >= 0) {
@@ -102,7 +101,7 @@ void stop_pass(const struct stop_set *s, struct stop_scan *scan, const char *tex
 {
 	for (size_t at = 0; at < n; at++)
 		for (size_t i = 0; i < s->n; i++)
-			if (step(&s->p[i], &scan->matched[i], text[at]))
+			if (pattern_feed(&s->p[i], &scan->matched[i], text[at]))
 				scan->matched[i] = s->p[i].fall[s->p[i].len - 1];
 }
 

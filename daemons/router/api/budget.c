@@ -1,6 +1,6 @@
 /* budget.c - see budget.h. */
 #include "budget.h"
-#include "request.h"
+#include "daemons/router/request/request.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,41 +24,30 @@ int budget_refuse(struct request_prepare *q, const char *param, const char *what
 	if (quota->over != QUOTA_OVER_POOL)
 		return api_fault(&q->error, 503, "this server has no memory for %s now", what);
 	return api_fault(&q->error, 429,
-	                 "with %s the request takes more memory than the requests at work here leave: "
+	                 "with %s the request takes more memory than the requests running here leave: "
 	                 "%llu of %llu MiB are taken (max_memory_mb)",
 	                 what, mib(quota->pool->lent), mib(quota->pool->size));
 }
 
 /* --- what is held -------------------------------------------------------- */
 
-static size_t params_bytes(const struct params *p)
-{
-	const Pds__Sampling *s = &p->sampling;
-	size_t ids = s->n_bias_ids + s->n_bias + s->n_allowed_ids +
-	             (s->bad_words ? PARAM_BAD_TOKENS_MAX : 0);
-	return ids * sizeof(uint32_t) + (p->stop ? stop_set_bytes(p->stop) : 0);
-}
-
-static size_t prefixes_bytes(const struct prefixes *p)
-{
-	size_t n = 0;
-	for (unsigned i = 0; i < p->n; i++)
-		n += p->of[i].n * sizeof(uint64_t);
-	return n;
-}
-
 int budget_keep(struct request_prepare *q)
 {
-	size_t n = params_bytes(&q->p) + (q->constraint.text ? strlen(q->constraint.text) : 0);
+	const Pds__Sampling *s = &q->p.sampling;
+	size_t ids = s->n_bias_ids + s->n_bias + s->n_allowed_ids +
+	             (s->bad_words ? PARAM_BAD_TOKENS_MAX : 0);
+	size_t n = ids * sizeof(uint32_t) + (q->p.stop ? stop_set_bytes(q->p.stop) : 0);
+	n += q->constraint.text ? strlen(q->constraint.text) : 0;
 	for (size_t i = 0; i < q->n_prompts; i++)
-		n += prefixes_bytes(&q->prompts[i].prefixes);
+		for (unsigned k = 0; k < q->prompts[i].prefixes.n; k++)
+			n += q->prompts[i].prefixes.of[k].n * sizeof(uint64_t);
 	return quota_take(&q->quota, n) < 0 ? budget_refuse(q, NULL, "its parameters") : 0;
 }
 
-/* 0; or -1 with the error set: rows of `tokens` with this many alternatives are more than any
- * request may have. */
-static int too_many(struct request_prepare *q, const char *param, const char *of, uint64_t tokens,
-                    uint32_t top, const char *lower)
+/* Returns -1 with the error set if rows of `tokens` tokens with `top` alternatives each take more
+ * than a request may have; else 0. of: whose tokens; lower: the remedy */
+static int rows_exceed(struct request_prepare *q, const char *param, const char *of,
+                       uint64_t tokens, uint32_t top, const char *lower)
 {
 	uint64_t bytes = tokens * row_bytes(top);
 	if (bytes <= q->quota.limit)
@@ -78,7 +67,7 @@ int budget_prompt_rows(struct request_prepare *q)
 		tokens += q->prompts[i].tokens.n;
 	if (!q->p.sampling.prompt_logprobs)
 		return 0;
-	if (too_many(q, param, "the prompts", tokens, top, "it, or send less at once"))
+	if (rows_exceed(q, param, "the prompts", tokens, top, "it, or send less at once"))
 		return -1;
 	for (size_t i = 0; i < q->n_prompts; i++) {
 		struct prompt *p = &q->prompts[i];
@@ -89,7 +78,6 @@ int budget_prompt_rows(struct request_prepare *q)
 	return 0;
 }
 
-/* To be called when the answers exist and none of them has begun. */
 int budget_answers(struct request *q)
 {
 	uint32_t tokens = q->prep.p.max_tokens,
@@ -99,9 +87,10 @@ int budget_answers(struct request *q)
 	if (!q->prep.p.has_max_tokens && tokens > OPEN_ANSWER_TOKENS)
 		tokens = OPEN_ANSWER_TOKENS;
 	const char *param = q->prep.kind == KIND_COMPLETION ? "logprobs" : "top_logprobs";
-	if (too_many(&q->prep, param, "its answers", (uint64_t)tokens * q->n_answers, top,
-	             "the number or length of the answers, or the number of alternatives, or ask for a "
-	             "stream"))
+	if (rows_exceed(
+			&q->prep, param, "its answers", (uint64_t)tokens * q->n_answers, top,
+			"the number or length of the answers, or the number of alternatives, or ask for a "
+			"stream"))
 		return -1;
 	for (uint32_t i = 0; i < q->n_answers; i++)
 		if (rows_reserve(&q->answers[i].rows, tokens) < 0)

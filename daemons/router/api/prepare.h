@@ -1,22 +1,21 @@
 /* prepare.h - from a request's body to prompts and parameters: the part of a request that a text
- * thread may have. While it has it nobody else touches it, but for job.skip; the thread sees
- * nothing else of the request.
+ * thread may have. While a thread has it nobody else touches it; the thread sees nothing else of
+ * the request.
  *
  * The functions return 0, or -1 with q->error set, unless they say otherwise. */
 #ifndef ROUTER_PREPARE_H
 #define ROUTER_PREPARE_H
 
 #include "budget.h"
-#include "daemons/router/api/error.h"
-#include "daemons/router/api/logprob.h"
-#include "daemons/router/api/params.h"
-#include "daemons/router/api/tenant.h"
-#include "http/http.h"
+#include "chat_message.h"
+#include "error.h"
+#include "logprob.h"
+#include "params.h"
+#include "tenant.h"
 #include "daemons/router/place/prefixes.h"
-#include "message.h"
+#include "http/http.h"
 #include "text/chat_request.h"
 #include "text/tokenizer.h"
-#include "textpool.h"
 
 enum request_kind {
 	KIND_COMPLETION,
@@ -56,10 +55,9 @@ struct prompt {
 };
 
 /* What is made from the body. It is the event loop's, but a text thread's while the request is
- * IN_POOL or ABANDONED (request.h). */
+ * IN_POOL or ABANDONED (request/request.h). */
 struct request_prepare {
-	struct text_job job; /* first; its `skip` is shared by both */
-	/* set by the event loop when the request comes */
+	/* set by the event loop when the request arrives */
 	enum request_kind kind;
 	const struct model *model;
 	int64_t created_s;
@@ -77,6 +75,7 @@ struct request_prepare {
 	struct json_account json;
 	struct quota quota; /* what the request may hold, to its end */
 	/* results */
+	size_t extra_bytes; /* work beyond that of body.len bytes: text_job.more */
 	struct api_error error;
 	int refused; /* the error is by budget_refuse */
 	struct params p;
@@ -96,13 +95,13 @@ struct request_prepare {
 	uint64_t prepared_us;
 };
 
-/* prepare.c: the body becomes prompts and parameters. j: of a request_prepare. May take long: see
- * request_prepare_is_slow. */
-void request_prepare(struct text_job *j);
-/* Parses a short body. 1: what it asks for takes long. 0 else, also if there is an error. */
-int request_prepare_is_slow(struct request_prepare *q);
+/* The body becomes prompts and parameters. May take long: see request_parse_is_slow. */
+void request_parse(struct request_prepare *q);
+/* Parses the JSON of a short body. 1: request_parse will take long. 0: it will not, or there is an
+ * error. */
+int request_parse_is_slow(struct request_prepare *q);
 void request_prepare_fini(struct request_prepare *q);
-/* api/: from JSON to prompts and parameters, or to the answer in `out`. */
+/* One file each: from JSON to prompts and parameters, or to the answer in `out`. */
 int api_completions_prepare(struct request_prepare *q, const json_t *o);
 int api_chat_prepare(struct request_prepare *q, const json_t *o);
 int api_responses_prepare(struct request_prepare *q, const json_t *o);
@@ -132,7 +131,7 @@ static inline const char *request_kind_max_tokens(enum request_kind k) /* the pa
 {
 	return k == KIND_RESPONSES ? "max_output_tokens" : "max_tokens";
 }
-static inline int prompt_is_told(const struct request_prepare *q, const struct prompt *p)
+static inline int prompt_rows_complete(const struct request_prepare *q, const struct prompt *p)
 {
 	return !q->p.sampling.prompt_logprobs || p->rows.n == p->tokens.n;
 }
@@ -147,11 +146,10 @@ int params_ignored(struct request_prepare *q, const char *param, const char *whe
 /* A new object with those members of o that this kind of request and a chat request have in common.
  * NULL: no memory. */
 json_t *params_of_chat(const json_t *o, enum request_kind kind);
-/* chat.c: the prompt of a chat request (o), appended to out. ret_tools: what it says of tools, for
+/* chat.c: the prompt of a chat request (o), appended to out. ret_tools: its tools, for
  * chat_tools_fini; NULL: not wanted */
 int chat_render(struct request_prepare *q, const json_t *o, struct buf *out,
                 struct chat_tools *ret_tools);
-int chat_bad_body(struct request_prepare *q, const struct body_error *e); /* -1 */
 /* tools.c: what the request says about tools and thoughts, into q->message. */
 int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *ret);
 /* The form of an answer that must be a call. o: the request; prompt: as it was rendered. */

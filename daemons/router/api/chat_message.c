@@ -1,5 +1,5 @@
-/* message.c - see message.h. Text -> thoughts and the rest -> calls and content. */
-#include "message.h"
+/* chat_message.c - see chat_message.h. Text -> thoughts and the rest -> calls and content. */
+#include "chat_message.h"
 #include "util/mem.h"
 #include "util/quota.h"
 
@@ -13,18 +13,12 @@ static struct message_piece *last_piece(const struct message *m)
 	return m->n_pieces ? &m->pieces[m->n_pieces - 1] : NULL;
 }
 
-/* The last piece has its end: content also gets the rows of what followed it in the same text. */
-static void close_piece(struct message *m)
+/* Ends the last piece and begins another one. NULL: no room. */
+static struct message_piece *begin_piece(struct message *m, enum message_kind kind)
 {
-	struct message_piece *p = last_piece(m);
-	if (p && p->kind == MESSAGE_CONTENT)
-		p->row_to = m->rows_given = m->n_rows;
-}
-
-/* NULL: no room. */
-static struct message_piece *add_piece(struct message *m, enum message_kind kind)
-{
-	close_piece(m);
+	struct message_piece *last = last_piece(m);
+	if (last && last->kind == MESSAGE_CONTENT) /* it also has the rows of what followed its text */
+		last->row_to = m->rows_given = m->n_rows;
 	if (m->n_pieces == m->pieces_size) {
 		size_t size = m->pieces_size ? 2 * m->pieces_size : PIECES_MIN;
 		struct message_piece *pieces = quota_grow(m->quota, m->pieces, m->pieces_size, size,
@@ -48,7 +42,7 @@ static struct message_piece *add_piece(struct message *m, enum message_kind kind
 	return p;
 }
 
-/* After text that cannot be kept nothing is added to the message. */
+/* Appends to a piece. After text for which there is no memory nothing is added to the message. */
 static void keep(struct message *m, struct message_piece *to, const char *text, size_t len)
 {
 	if (to && !m->lost_text && buf_add(&to->text, text, len) < 0)
@@ -60,30 +54,7 @@ static void keep_text(struct message *m, enum message_kind kind, const char *tex
 	struct message_piece *p = last_piece(m);
 	if (!len || m->lost_text)
 		return;
-	keep(m, p && p->kind == kind ? p : add_piece(m, kind), text, len);
-}
-
-static void begin_call(struct message *m, const struct toolcall_event *e)
-{
-	struct message_piece *p = add_piece(m, MESSAGE_CALL);
-	m->is_cut = 1;
-	if (!p)
-		return;
-	p->index = e->index;
-	p->begins = 1;
-	memcpy(p->name, e->text, e->len + 1);
-	toolcall_make_id(m->opts->calls, m->seed, m->choice, e->index, p->id);
-}
-
-static void keep_arguments(struct message *m, const struct toolcall_event *e)
-{
-	struct message_piece *p = last_piece(m);
-	if (!p || p->kind != MESSAGE_CALL || p->index != e->index) {
-		p = add_piece(m, MESSAGE_CALL);
-		if (p)
-			p->index = e->index;
-	}
-	keep(m, p, e->text, e->len);
+	keep(m, p && p->kind == kind ? p : begin_piece(m, kind), text, len);
 }
 
 static void on_event(void *arg, const struct toolcall_event *e)
@@ -94,8 +65,25 @@ static void on_event(void *arg, const struct toolcall_event *e)
 		return;
 	switch (e->kind) {
 	case TOOLCALL_CONTENT: keep_text(m, MESSAGE_CONTENT, e->text, e->len); break;
-	case TOOLCALL_BEGIN: begin_call(m, e); break;
-	case TOOLCALL_ARGUMENTS: keep_arguments(m, e); break;
+	case TOOLCALL_BEGIN:
+		m->is_cut = 1;
+		p = begin_piece(m, MESSAGE_CALL);
+		if (!p)
+			break;
+		p->index = e->index;
+		p->begins = 1;
+		memcpy(p->name, e->text, e->len + 1);
+		toolcall_make_id(m->opts->calls, m->seed, m->choice, e->index, p->id);
+		break;
+	case TOOLCALL_ARGUMENTS:
+		p = last_piece(m);
+		if (!p || p->kind != MESSAGE_CALL || p->index != e->index) {
+			p = begin_piece(m, MESSAGE_CALL);
+			if (p)
+				p->index = e->index;
+		}
+		keep(m, p, e->text, e->len);
+		break;
 	case TOOLCALL_END:
 		m->enough = m->opts->one_call;
 		m->is_cut = e->is_broken;
@@ -106,7 +94,8 @@ static void on_event(void *arg, const struct toolcall_event *e)
 	}
 }
 
-static void answer(struct message *m, const char *text, size_t len)
+/* Text outside of thoughts. */
+static void feed_answer(struct message *m, const char *text, size_t len)
 {
 	if (m->toolcall)
 		toolcall_feed(m->toolcall, text, len);
@@ -118,7 +107,7 @@ static void on_split(void *arg, int thoughts, const char *text, size_t len)
 {
 	struct message *m = arg;
 	if (!thoughts)
-		answer(m, text, len);
+		feed_answer(m, text, len);
 	else if (!m->opts->drop_reasoning)
 		keep_text(m, MESSAGE_THOUGHTS, text, len);
 }
@@ -152,8 +141,9 @@ void message_destroy(struct message **mp)
 	*mp = NULL;
 }
 
-/* Rows that no piece has yet are the last one's, if it is content; else its tokens are. */
-static void settle(struct message *m)
+/* Rows that belong to no piece yet become the last piece's if it is content, and are skipped if
+ * it is not. Tokens are counted as thoughts if it has thoughts. */
+static void give_rows(struct message *m)
 {
 	struct message_piece *p = last_piece(m);
 	m->thought_tokens += p && p->kind == MESSAGE_THOUGHTS ? m->n_tokens - m->tokens_given : 0;
@@ -175,8 +165,8 @@ void message_feed(struct message *m, const char *text, size_t len, uint32_t n_to
 	if (len && m->split)
 		reasoning_feed(m->split, text, len);
 	else if (len)
-		answer(m, text, len);
-	settle(m);
+		feed_answer(m, text, len);
+	give_rows(m);
 }
 
 void message_finish(struct message *m, int ended)
@@ -188,7 +178,7 @@ void message_finish(struct message *m, int ended)
 		reasoning_finish(m->split);
 	if (m->toolcall)
 		toolcall_finish(m->toolcall, ended);
-	settle(m);
+	give_rows(m);
 }
 
 unsigned message_count(const struct message *m)
