@@ -128,6 +128,13 @@ void conf_default_parse(const struct conf_key *k, struct conf_default *ret)
 	memcpy(ret->first, def, n);
 }
 
+int conf_default_is_other(const struct conf *c, const struct conf_default *d)
+{
+	const struct conf_entry *e = *d->if_key ? conf_entry_find(c, d->if_key) : NULL;
+	CHECK(e || !*d->if_key);
+	return e && strcmp(e->value.text, d->if_value) == 0;
+}
+
 static int has_range(const struct conf_key *k)
 {
 	return k->min != 0 || k->max != 0;
@@ -383,7 +390,7 @@ static void set_other_defaults(struct conf *c)
 	for (size_t i = 0; i < c->n; i++) {
 		struct conf_default def;
 		conf_default_parse(c->entries[i].key, &def);
-		if (!*def.if_key || strcmp(conf_str(c, def.if_key), def.if_value) != 0)
+		if (!conf_default_is_other(c, &def))
 			continue;
 		char *source = mem_printf("default of %s %s", def.if_key, def.if_value);
 		conf_set_default(c, c->entries[i].key->name, def.other, source);

@@ -21,16 +21,22 @@ enum conf_type {
 
 enum conf_flag { CONF_RELOADABLE = 1 /* can change by SIGHUP */ };
 
+/* A value of CONF_LIST; valid until the next conf_reload. */
+struct conf_items {
+	const char *const *item;
+	unsigned n;
+};
+
 /* Where conf_fill puts a value in the daemon's own structure. */
-enum conf_kind { CONF_NOWHERE, CONF_INT32, CONF_UINT32, CONF_UINT64, CONF_DOUBLE, CONF_TEXT };
+enum conf_kind { CONF_INT32, CONF_UINT32, CONF_UINT64, CONF_DOUBLE, CONF_TEXT, CONF_ITEMS };
 struct conf_place {
 	enum conf_kind kind;
 	size_t offset;
 	uint64_t times; /* units of the field in one of the key's */
 };
-/* A field of a structure: an int, uint32_t, uint64_t, size_t, double or const char *. BOOL: 0 or 1;
- * STRING with choices: the number of the choice, from 0; other texts are valid until the next
- * conf_reload. */
+/* A field of a structure: an int, enum, uint32_t, uint64_t, size_t, double, const char * or struct
+ * conf_items. BOOL: 0 or 1; STRING with choices in a number: the number of the choice, from 0. Texts
+ * are valid until the next conf_reload, those of keys that it does not change until conf_destroy. */
 #define CONF_TO(structure, field) CONF_TIMES(structure, field, 1)
 #define CONF_US(structure, field) CONF_TIMES(structure, field, 1000)           /* of ms */
 #define CONF_BYTES(structure, field) CONF_TIMES(structure, field, 1024 * 1024) /* of MiB */
@@ -41,14 +47,9 @@ struct conf_place {
 		                 unsigned: CONF_UINT32,          \
 		                 unsigned long: CONF_UINT64,     \
 		                 double: CONF_DOUBLE,            \
-		                 const char *: CONF_TEXT),       \
+		                 const char *: CONF_TEXT,        \
+		                 struct conf_items: CONF_ITEMS), \
 		.offset = offsetof(structure, field), .times = n \
-	}
-
-/* It is read by its name. */
-#define CONF_BY_NAME \
-	{                \
-		0            \
 	}
 
 struct conf_key {
@@ -93,17 +94,9 @@ typedef int (*conf_apply)(void *arg, struct err *err);
 int conf_reload(struct conf *c, conf_apply apply, void *arg, char **ret_changed, char **ret_refused,
                 struct err *err);
 
-/* Copies the values of the keys that have a place. */
+/* Puts the values of these keys where their places in *ret say; a key that was not loaded is a bug
+ * (panic). Texts are "" if empty, never NULL. */
 void conf_fill(const struct conf *c, const struct conf_key *keys, void *ret);
-
-/* A key that is in no table is a bug (panic). Texts and items are valid until the next conf_reload:
- * other threads take copies at start. */
-int conf_bool(const struct conf *c, const char *key);
-int64_t conf_int(const struct conf *c, const char *key);
-double conf_float(const struct conf *c, const char *key);
-const char *conf_str(const struct conf *c, const char *key); /* "" if empty, never NULL */
-/* returns the number of items */
-int conf_list(const struct conf *c, const char *key, const char *const **ret_items);
 /* key -> {value, type, default, unit, min, max, help, choices, reloadable, source} */
 void conf_json(const struct conf *c, struct buf *out);
 /* text for --help, --print-config and the manual */

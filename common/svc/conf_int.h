@@ -39,6 +39,8 @@ struct conf_default {
 	char first[256], if_key[64], if_value[64], other[64];
 };
 void conf_default_parse(const struct conf_key *k, struct conf_default *ret);
+/* 1: the other key has the value that makes `other` the default. */
+int conf_default_is_other(const struct conf *c, const struct conf_default *d);
 /* "1 to 64 threads"; "" if there is no limit */
 void conf_range_text(const struct conf_key *k, char *out, size_t size);
 

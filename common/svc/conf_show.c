@@ -25,41 +25,6 @@ const char *conf_entry_near(const struct conf *c, const char *name)
 	return near.best;
 }
 
-static const struct conf_entry *get(const struct conf *c, const char *key, enum conf_type type)
-{
-	const struct conf_entry *e = conf_entry_find(c, key);
-	if (!e || e->key->type != type)
-		PANIC("configuration key \"%s\" is in no table with type %d", key, (int)type);
-	return e;
-}
-
-int conf_bool(const struct conf *c, const char *key)
-{
-	return (int)get(c, key, CONF_BOOL)->value.integer;
-}
-
-int64_t conf_int(const struct conf *c, const char *key)
-{
-	return get(c, key, CONF_INT)->value.integer;
-}
-
-double conf_float(const struct conf *c, const char *key)
-{
-	return get(c, key, CONF_FLOAT)->value.real;
-}
-
-const char *conf_str(const struct conf *c, const char *key)
-{
-	return get(c, key, CONF_STRING)->value.text;
-}
-
-int conf_list(const struct conf *c, const char *key, const char *const **ret_items)
-{
-	const struct conf_entry *e = get(c, key, CONF_LIST);
-	*ret_items = (const char *const *)e->value.items;
-	return (int)e->value.n_items;
-}
-
 static uint64_t choice_number(const char *choices, const char *text)
 {
 	size_t len = strlen(text);
@@ -75,16 +40,17 @@ static uint64_t choice_number(const char *choices, const char *text)
 void conf_fill(const struct conf *c, const struct conf_key *keys, void *ret)
 {
 	for (const struct conf_key *k = keys; k->name; k++) {
-		if (k->at.kind == CONF_NOWHERE)
-			continue; /* also a removed key */
-		const struct conf_value *v = &get(c, k->name, k->type)->value;
+		if (k->type == CONF_REMOVED)
+			continue;
+		const struct conf_entry *e = conf_entry_find(c, k->name);
+		CHECK(e && e->key->type == k->type);
+		const struct conf_value *v = &e->value;
 		uint64_t n = k->choices ? choice_number(k->choices, v->text)
 		                        : (uint64_t)v->integer * k->at.times;
 		void *to = (char *)ret + k->at.offset;
 		switch (k->at.kind) {
-		case CONF_NOWHERE: break;
 		case CONF_INT32:
-			CHECK(n <= INT32_MAX);
+			CHECK((int64_t)n >= INT32_MIN && (int64_t)n <= INT32_MAX);
 			*(int *)to = (int)n;
 			break;
 		case CONF_UINT32:
@@ -94,6 +60,10 @@ void conf_fill(const struct conf *c, const struct conf_key *keys, void *ret)
 		case CONF_UINT64: *(uint64_t *)to = n; break;
 		case CONF_DOUBLE: *(double *)to = v->real; break;
 		case CONF_TEXT: *(const char **)to = v->text; break;
+		case CONF_ITEMS:
+			*(struct conf_items *)to = (struct conf_items){(const char *const *)v->items,
+			                                               (unsigned)v->n_items};
+			break;
 		}
 	}
 }
@@ -128,7 +98,7 @@ static void json_default(struct buf *out, const struct conf *c, const struct con
 	conf_default_parse(e->key, &def);
 	if (e->value.is_default)
 		json_text(out, e->value.text);
-	else if (*def.if_key && strcmp(conf_str(c, def.if_key), def.if_value) == 0)
+	else if (conf_default_is_other(c, &def))
 		json_text(out, def.other);
 	else
 		json_text(out, def.first);

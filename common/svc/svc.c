@@ -43,67 +43,71 @@
  * default. Only what takes little time, or bounds its time as chan_take does, may have 0. */
 #define PRIORITIES 2
 
+#define TO(field) CONF_TO(struct svc_conf, field)
+#define US(field) CONF_US(struct svc_conf, field)
+#define BYTES(field) CONF_BYTES(struct svc_conf, field)
+
 static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0,
-     "Name of this daemon; only one process per name and run directory can run", NULL,
-     CONF_BY_NAME},
+     "Name of this daemon; only one process per name and run directory can run", NULL, TO(name)},
 	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0,
-     "Directory of sockets and lock files, created if missing", NULL, CONF_BY_NAME},
+     "Directory of sockets and lock files, created if missing", NULL, TO(rundir)},
 	{"endpoint", CONF_STRING, "", 0, 256, "", 0,
      "ZeroMQ address that daemons of this host and pdctl connect to: ipc://PATH; empty: "
      "ipc://RUNDIR/NAME.ipc",
-     NULL, CONF_BY_NAME},
+     NULL, TO(endpoint)},
 	{"listen", CONF_STRING, "", 0, 256, "", 0,
      "address, tcp://ADDRESS:PORT, where daemons of other hosts connect, authenticated by keys; "
      "empty: links "
      "on this host only",
-     NULL, CONF_BY_NAME},
+     NULL, TO(listen)},
 	{"advertise", CONF_STRING, "", 0, 140, "", 0,
      "HOST:PORT where daemons of other hosts reach `listen`; empty: the address of `listen`, which "
      "must not be a wildcard then, except for routers and storage",
-     NULL, CONF_BY_NAME},
+     NULL, TO(advertise)},
 	{"keys", CONF_STRING, "/etc/pdserve/keys", 1, 256, "", 0,
      "Folder with this daemon's key, NAME.secret, and the known keys of others (pdctl keygen)",
-     NULL, CONF_BY_NAME},
+     NULL, TO(keys)},
 	{"dns_servers", CONF_STRING, "", 0, 256, "", 0,
      "Name servers to ask instead of those of /etc/resolv.conf: ADDRESS[:PORT], separated by "
      "commas",
-     NULL, CONF_BY_NAME},
+     NULL, TO(dns_servers)},
 	{"control_group", CONF_STRING, "", 0, 64, "", 0,
      "Group whose members may use the pdctl commands that change something or show the "
      "configuration; the daemon's own user and root always may",
-     NULL, CONF_BY_NAME},
+     NULL, TO(control_group)},
 	{"metrics_listen", CONF_STRING, "", 0, 255, "HOST:PORT", 0,
      "where Prometheus reads /metrics of this daemon (and /health), without a key; with a + after "
      "the port the number at the end of the name is added to it (decode-3, 127.0.0.1:9600+: 9603); "
      "empty: nowhere",
-     NULL, CONF_BY_NAME},
+     NULL, TO(metrics_listen)},
 	{"log_level", CONF_STRING, "info", 0, 0, "", 1,
      "Lowest level of events that are logged; notice: a request leaves one line, info: its steps",
-     "debug|info|notice|warn|error", CONF_BY_NAME},
+     "debug|info|notice|warn|error", TO(log_level)},
 	{"log_file", CONF_STRING, "", 0, 4000, "", 0,
      "File for the log, and for all else that goes to stderr; empty: stderr itself (the journal "
      "under systemd)",
-     NULL, CONF_BY_NAME},
+     NULL, TO(log_file)},
 	{"log_file_max_mb", CONF_INT, "64", 0, 1048576, "MiB", 0,
      "Size at which log_file is renamed to LOG_FILE.1, which replaces the one before, and a new "
      "one "
      "starts; 0: no limit",
-     NULL, CONF_BY_NAME},
+     NULL, BYTES(log_file_max_bytes)},
 	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0,
      "Interval of heartbeats between routers and workers at work; five times that without work",
-     NULL, CONF_BY_NAME},
+     NULL, US(heartbeat_us)},
 	{"silence_ms", CONF_INT, "2000", 100, 600000, "ms", 0,
      "A connected daemon that sends nothing for this long is considered down; on one host twice "
      "that without work, 5 times if neither is a router",
-     NULL, CONF_BY_NAME},
+     NULL, US(silence_us)},
 	{"stop_timeout_ms", CONF_INT, "5000", 0, 600000, "ms", 1,
-     "After SIGTERM: how long running work may take to finish or move away", NULL, CONF_BY_NAME},
+     "After SIGTERM: how long running work may take to finish or move away", NULL,
+     US(stop_timeout_us)},
 	{"window_messages", CONF_INT, "65536", 16, 1048576, "messages", 0,
      "Unacknowledged messages kept per link; beyond it the link is considered stuck and work for "
      "it "
      "fails",
-     NULL, CONF_BY_NAME},
+     NULL, TO(window_messages)},
 	CONF_GONE("fault",
               "only the daemons of `make faulty` lose messages on purpose (PDSERVE_FAULT); remove "
               "the key"),
@@ -220,7 +224,7 @@ void svc_drain_begin(struct svc *s, const char *why)
 		return;
 	s->draining = 1;
 	svc_start_done();
-	uint64_t timeout_us = (uint64_t)conf_int(s->conf, "stop_timeout_ms") * 1000;
+	uint64_t timeout_us = s->values.stop_timeout_us;
 	s->stop_at_us = clock_us() + timeout_us;
 	log_notice("stopping", "why=%s timeout_us=%llu", log_quote(why),
 	           (unsigned long long)timeout_us);
@@ -255,6 +259,7 @@ static void on_stop_signal(evutil_socket_t sig, short what, void *arg)
 static int apply_conf(void *arg, struct err *err)
 {
 	struct svc *s = arg;
+	conf_fill(s->conf, s->common, &s->values);
 	return s->hooks->reload ? s->hooks->reload(s, err) : 0;
 }
 
@@ -262,10 +267,11 @@ int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct
 {
 	int r = conf_reload(s->conf, apply_conf, s, ret_changed, ret_refused, err);
 	if (r < 0) {
+		conf_fill(s->conf, s->common, &s->values); /* the old ones are back */
 		log_error("reload_failed", "why=%s", log_quote(err->text));
 		return r;
 	}
-	log_set_level(conf_str(s->conf, "log_level"));
+	log_set_level(s->values.log_level);
 	log_notice("reloaded", "changed=%s needs_restart=%s", log_quote(*ret_changed),
 	           log_quote(*ret_refused));
 	chan_keys_reload(s->chan);
@@ -427,12 +433,12 @@ static int setup_chan(struct svc *s, struct err *err)
 		.name = s->name,
 		.epoch = s->epoch,
 		.bind = s->endpoint,
-		.listen = conf_str(s->conf, "listen"),
+		.listen = s->values.listen,
 		.keys = s->keys,
-		.dns_servers = conf_str(s->conf, "dns_servers"),
-		.heartbeat_us = (uint64_t)conf_int(s->conf, "heartbeat_ms") * 1000,
-		.silence_us = (uint64_t)conf_int(s->conf, "silence_ms") * 1000,
-		.window_messages = (uint32_t)conf_int(s->conf, "window_messages"),
+		.dns_servers = s->values.dns_servers,
+		.heartbeat_us = s->values.heartbeat_us,
+		.silence_us = s->values.silence_us,
+		.window_messages = s->values.window_messages,
 		.window_bytes = 256u << 20,
 		.peers_max = MSG_PEERS_MAX,
 		.message_bytes_max = 16u << 20,
@@ -487,7 +493,7 @@ static int is_interface(const char *address)
 /* Checks `listen` and `advertise`, and sets where other hosts reach this daemon. */
 static int check_listen(struct svc *s, struct err *err)
 {
-	const char *listen = conf_str(s->conf, "listen"), *advertise = conf_str(s->conf, "advertise");
+	const char *listen = s->values.listen, *advertise = s->values.advertise;
 	int r = *advertise ? check_advertise(advertise, listen, err) : 0;
 	if (r < 0)
 		return r;
@@ -506,7 +512,7 @@ static int check_listen(struct svc *s, struct err *err)
 
 static void secret_path(const struct svc *s, char *out, size_t size)
 {
-	snprintf(out, size, "%s/%s.secret", conf_str(s->conf, "keys"), s->name);
+	snprintf(out, size, "%s/%s.secret", s->values.keys, s->name);
 }
 
 /* Keys are needed to listen, and to connect to other hosts: where there is one of this name it is
@@ -515,9 +521,9 @@ static int open_keys(struct svc *s, struct err *err)
 {
 	char path[512];
 	secret_path(s, path, sizeof path);
-	if (!*conf_str(s->conf, "listen") && access(path, F_OK) != 0)
+	if (!*s->values.listen && access(path, F_OK) != 0)
 		return 0;
-	return keys_open(conf_str(s->conf, "keys"), s->name, &s->keys, err);
+	return keys_open(s->values.keys, s->name, &s->keys, err);
 }
 
 static int find_group(const char *name, int64_t *ret_gid, struct err *err)
@@ -532,15 +538,15 @@ static int find_group(const char *name, int64_t *ret_gid, struct err *err)
 static int setup_names(struct svc *s, struct err *err)
 {
 	int r;
-	s->name = mem_strdup(conf_str(s->conf, "name"));
-	s->rundir = mem_strdup(conf_str(s->conf, "rundir"));
-	const char *endpoint = conf_str(s->conf, "endpoint");
+	s->name = mem_strdup(s->values.name);
+	s->rundir = mem_strdup(s->values.rundir);
+	const char *endpoint = s->values.endpoint;
 	s->endpoint = *endpoint ? mem_strdup(endpoint)
 	                        : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
 	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 ||
 	    (r = check_endpoint(endpoint, err)) < 0 || (r = check_listen(s, err)) < 0)
 		return r;
-	return find_group(conf_str(s->conf, "control_group"), &s->control_gid, err);
+	return find_group(s->values.control_group, &s->control_gid, err);
 }
 
 static int unreadable(const char *key, const char *path, struct err *err)
@@ -550,9 +556,8 @@ static int unreadable(const char *key, const char *path, struct err *err)
 	               no == EACCES ? "; check it as the user that the daemon runs as" : "");
 }
 
-int svc_check_file(const struct svc *s, const char *key, struct err *err)
+int svc_check_file(const char *key, const char *path, struct err *err)
 {
-	const char *path = conf_str(s->conf, key);
 	return !*path || access(path, R_OK) == 0 ? 0 : unreadable(key, path, err);
 }
 
@@ -562,7 +567,7 @@ static int check_keys(struct svc *s, struct err *err)
 	secret_path(s, path, sizeof path);
 	if (access(path, R_OK) == 0)
 		return open_keys(s, err);
-	return *conf_str(s->conf, "listen") || errno != ENOENT ? unreadable("keys", path, err) : 0;
+	return *s->values.listen || errno != ENOENT ? unreadable("keys", path, err) : 0;
 }
 
 /* -t, beside types and ranges: names and addresses of every daemon, what its own hook checks, and
@@ -571,8 +576,8 @@ static int check(struct svc *s)
 {
 	struct err err = {0};
 	if (setup_names(s, &err) == 0 && svc_metrics_check(s, &err) == 0 &&
-	    resolve_check_servers(conf_str(s->conf, "dns_servers"), &err) == 0 &&
-	    check_keys(s, &err) == 0 && (!s->hooks->check || s->hooks->check(s, &err) == 0))
+	    resolve_check_servers(s->values.dns_servers, &err) == 0 && check_keys(s, &err) == 0 &&
+	    (!s->hooks->check || s->hooks->check(s, &err) == 0))
 		return puts("OK") < 0;
 	fprintf(stderr, "%s: %s\n", s->hooks->program, err.text);
 	return 1;
@@ -596,19 +601,15 @@ static int plan(struct svc *s, const char *arg)
 
 static int take_descriptors(const struct svc *s, struct err *err)
 {
-	const char *key = "";
-	unsigned own = s->hooks->descriptors ? s->hooks->descriptors(s->conf, &key) : 0;
-	int r = descriptors_init(DESCRIPTORS_RESERVED + svc_metrics_descriptors(s->conf) + own, err);
-	return r == ERR_FULL && own
-	           ? err_prefix(err, "%s = %lld", key, (long long)conf_int(s->conf, key))
-	           : r;
+	char setting[64] = "";
+	unsigned own = s->hooks->descriptors ? s->hooks->descriptors(s, setting, sizeof setting) : 0;
+	int r = descriptors_init(DESCRIPTORS_RESERVED + svc_metrics_descriptors(s) + own, err);
+	return r == ERR_FULL && own ? err_prefix(err, "%s", setting) : r;
 }
 
-static int open_log(const struct conf *c, struct err *err)
+static int open_log(const struct svc_conf *c, struct err *err)
 {
-	const char *path = conf_str(c, "log_file");
-	uint64_t max_bytes = (uint64_t)conf_int(c, "log_file_max_mb") << 20;
-	int r = *path ? log_file_open(path, max_bytes, err) : 0;
+	int r = *c->log_file ? log_file_open(c->log_file, c->log_file_max_bytes, err) : 0;
 	if (r < 0)
 		return r;
 	return log_start() < 0
@@ -622,7 +623,7 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	if ((r = setup_names(s, err)) < 0 || (r = open_keys(s, err)) < 0)
 		return r;
 	log_init(s->hooks->program, s->name);
-	log_set_level(conf_str(s->conf, "log_level"));
+	log_set_level(s->values.log_level);
 	if ((r = follow_parent(o->die_with_parent, err)) < 0)
 		return r;
 	if ((r = take_descriptors(s, err)) < 0)
@@ -634,7 +635,7 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
 		return r;
 	svc_early_sockets(s);
-	if ((r = open_log(s->conf, err)) < 0)
+	if ((r = open_log(&s->values, err)) < 0)
 		return r;
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;
@@ -775,17 +776,15 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 	}
 	if (bad)
 		goto out;
-	if (!starts)
+	if (!starts) {
 		status = print_text(s, &o, tables);
-	else if ((status = conf_load(tables, o.conf_path, o.overrides, o.n_overrides, &s->conf, &err) <
-	                   0) != 0)
+	} else if ((status = conf_load(tables, o.conf_path, o.overrides, o.n_overrides, &s->conf,
+	                               &err) < 0) != 0) {
 		fprintf(stderr, "%s: %s\n", hooks->program, err.text);
-	else if (o.plan)
-		status = plan(s, o.plan_arg);
-	else if (o.check_only)
-		status = check(s);
-	else
-		status = run(s, &o);
+	} else {
+		conf_fill(s->conf, s->common, &s->values);
+		status = o.plan ? plan(s, o.plan_arg) : o.check_only ? check(s) : run(s, &o);
+	}
 	free(o.overrides);
 out:
 	teardown(s);
@@ -806,9 +805,14 @@ struct chan *svc_chan(struct svc *s)
 	return s->chan;
 }
 
-struct conf *svc_conf(struct svc *s)
+struct conf *svc_conf(const struct svc *s)
 {
 	return s->conf;
+}
+
+const struct svc_conf *svc_common(const struct svc *s)
+{
+	return &s->values;
 }
 
 struct stat_set *svc_stats(struct svc *s)

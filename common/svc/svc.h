@@ -21,6 +21,14 @@
 
 struct svc;
 
+/* Values of the keys that every daemon has. */
+struct svc_conf {
+	const char *name, *rundir, *endpoint, *listen, *advertise, *keys, *dns_servers, *control_group,
+		*metrics_listen, *log_level, *log_file;
+	uint64_t log_file_max_bytes, heartbeat_us, silence_us, stop_timeout_us;
+	uint32_t window_messages;
+};
+
 /* A pdctl command: fills out with JSON (`metrics`: Prometheus text), or sets err. To answer later
  * it keeps svc_asked(), returns CHAN_LATER, and calls chan_answer on the loop. */
 typedef int svc_ctl_fn(struct svc *s, char *const *args, size_t n_args, struct buf *out,
@@ -59,8 +67,8 @@ struct svc_hooks {
 	 * `listen` or `advertise` must say it. 0: those that connect are configured with its address */
 	int advertises;
 	/* Returns the number of file descriptors that the configuration requires beyond those of every
-	 * daemon, and the key that determines it; may be NULL */
-	unsigned (*descriptors)(const struct conf *c, const char **ret_key);
+	 * daemon, and the setting that determines it, "max_connections = 8192"; may be NULL */
+	unsigned (*descriptors)(const struct svc *s, char *ret_setting, size_t size);
 	/* -t: what `start` checks of the configuration's values, and of the files that it names
 	 * (svc_check_file); opens nothing else. There is no log, loop or link yet. May be NULL */
 	int (*check)(struct svc *s, struct err *err);
@@ -101,7 +109,8 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks);
 /* accessors */
 struct event_base *svc_base(struct svc *s);
 struct chan *svc_chan(struct svc *s);
-struct conf *svc_conf(struct svc *s);
+struct conf *svc_conf(const struct svc *s);
+const struct svc_conf *svc_common(const struct svc *s); /* the values of the skeleton's keys */
 struct stat_set *svc_stats(struct svc *s);
 const char *svc_name(const struct svc *s);
 uint64_t svc_epoch(const struct svc *s);
@@ -119,8 +128,9 @@ int svc_draining(const struct svc *s);
  * manager `what`, which the hooks may change. A signal or pdctl stop ends the process meanwhile. */
 void svc_wait(struct svc *s, const struct svc_hooks *hooks, void *data, const char *what);
 void svc_wait_end(struct svc *s);
-/* For `check`: 0 if the setting names no file, or one that this user can read; else ERR_IO. */
-int svc_check_file(const struct svc *s, const char *key, struct err *err);
+/* For `check`: 0 if the setting `key` is "", or names a file that this user can read; else
+ * ERR_IO. */
+int svc_check_file(const char *key, const char *path, struct err *err);
 
 /* Appends all metrics as Prometheus text. */
 void svc_metrics(struct svc *s, struct buf *out);

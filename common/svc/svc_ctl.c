@@ -235,9 +235,7 @@ static int refuse_stranger(struct svc *s, const struct process_origin *who, cons
 	return err_set(err, ERR_INVALID,
 	               "%s is for user %u, root and the group control_group (%s); you are user %u",
 	               command, (unsigned)geteuid(),
-	               *conf_str(s->conf, "control_group") ? conf_str(s->conf, "control_group")
-	                                                   : "none is set",
-	               who->uid);
+	               *s->values.control_group ? s->values.control_group : "none is set", who->uid);
 }
 
 struct chan_asked *svc_asked(const struct svc *s)

@@ -41,6 +41,7 @@ struct svc {
 	const struct svc_hooks *hooks;
 	struct conf_key *common; /* the skeleton's keys, with this daemon's default name */
 	struct conf *conf;
+	struct svc_conf values; /* of the skeleton's keys */
 	struct stat_set *stats;
 	struct keys *keys; /* NULL: none, links on this host only */
 	struct chan *chan;
@@ -102,7 +103,7 @@ int svc_metrics_start(struct svc *s, struct err *err);
 void svc_metrics_stop(struct svc *s);
 /* A line for each metric (--print-metrics). */
 void svc_metrics_describe(const struct svc_hooks *hooks, struct buf *out);
-unsigned svc_metrics_descriptors(const struct conf *c);
+unsigned svc_metrics_descriptors(const struct svc *s);
 const char *svc_state(const struct svc *s); /* "running", "waiting", "draining" */
 
 /* svc.c */

@@ -272,7 +272,7 @@ static void on_request(void *arg, struct http_conn *c, struct http_request *q)
  * instances of one configuration file have ports of their own. */
 static int address_of(const struct svc *s, char *out, size_t size, struct err *err)
 {
-	const char *listen = conf_str(s->conf, "metrics_listen"), *colon = strrchr(listen, ':');
+	const char *listen = s->values.metrics_listen, *colon = strrchr(listen, ':');
 	const char *digits = s->name + strlen(s->name);
 	char *end = NULL;
 	long port = colon ? strtol(colon + 1, &end, 10) : 0, number;
@@ -304,15 +304,15 @@ static size_t on_refused(void *arg, const char *path, int status, const char *te
 	return (size_t)snprintf(out, size, "{\"error\":\"refused\",\"status\":%d}\n", status);
 }
 
-unsigned svc_metrics_descriptors(const struct conf *c)
+unsigned svc_metrics_descriptors(const struct svc *s)
 {
-	return *conf_str(c, "metrics_listen") ? http_descriptors(CONNECTIONS_MAX) : 0;
+	return *s->values.metrics_listen ? http_descriptors(CONNECTIONS_MAX) : 0;
 }
 
 int svc_metrics_check(const struct svc *s, struct err *err)
 {
 	char address[300];
-	if (!*conf_str(s->conf, "metrics_listen"))
+	if (!*s->values.metrics_listen)
 		return 0;
 	int r = address_of(s, address, sizeof address, err);
 	return r < 0 ? r : http_check_listen("metrics_listen", address, err);
@@ -335,7 +335,7 @@ int svc_metrics_start(struct svc *s, struct err *err)
 	                            .write_us = WRITE_US,
 	                            .error_body = on_refused};
 	buf_init(&s->metrics.page, PAGE_BYTES_MAX);
-	if (!*conf_str(s->conf, "metrics_listen"))
+	if (!*s->values.metrics_listen)
 		return 0;
 	int r = address_of(s, address, sizeof address, err);
 	if (r == 0)

@@ -124,14 +124,8 @@ struct reserve_queue {
 	struct event *room; /* pending: the head is looked at in the next round of the loop */
 };
 
-struct decode_config {
-	uint32_t max_sequences, max_queued;
-	uint64_t lease_us;
-};
-
 struct decode {
 	struct worker *w;
-	struct decode_config config;
 	struct list sequences;
 	struct map *by_key, *by_lease;
 	uint32_t n_sequences, n_active, count[SEQUENCE_STATES];

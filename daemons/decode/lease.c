@@ -69,7 +69,7 @@ void lease_send_grant(struct sequence *q)
 	fill_lease(q, &l);
 	request_copy_head(&q->run.req, &h);
 	g.lease = &l;
-	g.lease_us = decode_of(q->w)->config.lease_us;
+	g.lease_us = q->w->conf.lease_us;
 	g.cached_tokens = matched * q->w->info->kv.block_tokens;
 	g.blocks = b->block + matched;
 	g.n_blocks = worker_blocks_for(q->w, q->run.req.given_tokens) - matched;
@@ -99,7 +99,7 @@ static int take_blocks(struct sequence *q)
 {
 	struct decode *d = decode_of(q->w);
 	uint32_t others = decode_active(d) + d->count[SEQUENCE_LEASED];
-	if (d->batcher.shared.preempted || others >= q->w->max_sequences)
+	if (d->batcher.shared.preempted || others >= q->w->conf.max_sequences)
 		return 0;
 	/* with nobody else there is nobody's growth to wait for */
 	return run_take_blocks(&d->batcher, &q->run, KV_LEASED, others ? lease_growth(d) : 0);
@@ -118,7 +118,7 @@ enum lease_verdict lease_try(struct sequence *q)
 		return LEASE_MUST_WAIT;
 	queue_remove(d, q);
 	q->lease = (struct sequence_lease){.id = ++w->last_lease,
-	                                   .until_us = now + d->config.lease_us,
+	                                   .until_us = now + d->w->conf.lease_us,
 	                                   .granted_us = now};
 	map_put(d->by_lease, &q->lease.id, q);
 	uint64_t waited = now - q->run.born_us;
@@ -208,9 +208,9 @@ static struct sequence *reserve(struct worker *w, const struct msg_head *h, cons
 	if (worker_check_handover(w, (uint32_t)r->n_tokens, err) < 0)
 		return NULL;
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (waiting >= d->config.max_queued) {
+	if (waiting >= d->w->conf.max_queued) {
 		err_set(err, ERR_FULL, "%u reservations wait for room, the limit (max_queued)",
-		        d->config.max_queued);
+		        d->w->conf.max_queued);
 		return NULL;
 	}
 	return sequence_new(w, h, r, fault, err);
@@ -262,7 +262,7 @@ void on_renew(struct svc *s, struct peer *p, const struct msg_head *h, const Pro
 {
 	struct decode *d = decode_of(worker_of(s));
 	const Pds__Renew *m = (const Pds__Renew *)body;
-	uint64_t until = clock_us() + d->config.lease_us;
+	uint64_t until = clock_us() + d->w->conf.lease_us;
 	(void)h;
 	if (m->epoch != svc_epoch(s))
 		return;

@@ -134,7 +134,7 @@ uint64_t queue_estimate(struct decode *d, uint64_t cumulative_blocks, uint32_t p
 	struct kv_stats ks;
 	kv_pool_stats(d->w->pool, &ks);
 	double room = (double)ks.by_state[KV_FREE] + ks.evictable - (double)lease_growth(d);
-	double slots = (double)d->w->max_sequences - decode_active(d) - d->count[SEQUENCE_LEASED];
+	double slots = (double)d->w->conf.max_sequences - decode_active(d) - d->count[SEQUENCE_LEASED];
 	double us = fmax(wait_for(&d->queue.blocks, (double)cumulative_blocks - room),
 	                 wait_for(&d->queue.ends, position - slots));
 	if (us == HUGE_VAL)

@@ -27,7 +27,7 @@ static int refuse(struct decode *d, const struct request_copy *req, Pds__Fault *
 {
 	/* also for the first token that is drawn; an embedding draws none */
 	uint32_t need = worker_blocks_for(d->w, req->n_tokens + !req->pooling);
-	uint32_t most = pooled_jobs_max(req, d->config.max_sequences);
+	uint32_t most = pooled_jobs_max(req, d->w->conf.max_jobs);
 	*fault = PDS__FAULT__FAULT_DRAINING;
 	if (d->draining)
 		return err_set(err, ERR_CLOSED, "the decode worker is draining");

@@ -144,28 +144,9 @@ void decode_watch(struct decode *d)
 
 /* --- life ---------------------------------------------------------------- */
 
-static void read_config(struct decode *d, struct conf *c)
-{
-	double first = conf_float(c, "growth_ratio");
-	d->config = (struct decode_config){
-		.max_sequences = (uint32_t)conf_int(c, "max_jobs"),
-		.max_queued = (uint32_t)conf_int(c, "max_queued"),
-		.lease_us = (uint64_t)conf_int(c, "lease_ms") * 1000u,
-	};
-	d->batcher.config = (struct batcher_config){
-		.drafts = 1,
-		.chunk_tokens = (uint32_t)conf_int(c, "prefill_chunk_tokens"),
-		.save_preempted = conf_bool(c, "save_preempted_kv"),
-		.keep_outputs = conf_bool(c, "output_caching"),
-		.wait_us = (uint64_t)conf_int(c, "preempt_wait_ms") * 1000u,
-		.restore_wait_us = (uint64_t)conf_int(c, "restore_wait_ms") * 1000u,
-		.ratio_first = first,
-		.ratio_min = fmin(conf_float(c, "growth_ratio_min"), first),
-	};
-}
-
 static int start(struct worker *w, struct err *err)
 {
+	const struct worker_conf *c = &w->conf;
 	struct decode *d = mem_zalloc(sizeof *d);
 	d->w = d->batcher.w = w;
 	d->batcher.returned = sequence_returned;
@@ -176,7 +157,16 @@ static int start(struct worker *w, struct err *err)
 	queue_init(d);
 	d->by_key = map_new(ATTEMPT_KEY_BYTES);
 	d->by_lease = map_new(sizeof(uint64_t));
-	read_config(d, svc_conf(w->svc));
+	d->batcher.config = (struct batcher_config){
+		.drafts = c->speculative,
+		.chunk_tokens = c->prefill_chunk_tokens,
+		.save_preempted = c->save_preempted_kv,
+		.keep_outputs = c->output_caching,
+		.wait_us = c->preempt_wait_us,
+		.restore_wait_us = c->restore_wait_us,
+		.ratio_first = c->growth_ratio,
+		.ratio_min = fmin(c->growth_ratio_min, c->growth_ratio),
+	};
 	d->timer = event_new(svc_base(w->svc), -1, 0, on_timer, d);
 	return batcher_start(&d->batcher, err);
 }

@@ -46,8 +46,20 @@ enum messager_stat {
 	MS_COUNT
 };
 
+enum rdma_use { RDMA_AUTO, RDMA_OFF, RDMA_REQUIRED }; /* in the order of the key's choices */
+
+struct messager_conf {
+	struct mover_limits limits;
+	uint64_t scan_us, canary_us;
+	uint32_t data_port, data_connections, rdma_port, workers_max;
+	int data_encrypted, rdma_gid_index;
+	enum rdma_use rdma;
+	const char *rdma_device;
+};
+
 struct messager {
 	struct svc *svc;
+	struct messager_conf conf;
 	struct mover *mover;
 	struct transports transports;
 	struct rdma *rdma; /* one of them, or NULL */
@@ -56,54 +68,57 @@ struct messager {
 	struct attached *attached; /* connections of workers */
 	struct event *pump_ev;     /* zero timer: more to copy, after other events */
 	struct event *scan_ev;     /* while transfers are open */
-	uint64_t scan_us;
 	int scanning;
 	uint64_t bytes_counted;
 	struct pairs *pairs; /* of transfers from this host's workers */
 };
 
+#define TO(field) CONF_TO(struct messager_conf, field)
+#define US(field) CONF_US(struct messager_conf, field)
+
 static const struct conf_key keys[] = {
 	{"stall_ms", CONF_INT, "2000", 10, 600000, "ms", 1,
      "longest time that a transfer waits for progress of the prefill worker, for the decode "
      "worker's memory, for a link or for an answer; then it ends",
-     NULL, CONF_BY_NAME},
+     NULL, US(limits.stall_us)},
 	{"slice_kb", CONF_INT, "1024", 16, 1048576, "KiB", 1,
-     "bytes copied before the messager handles other events", NULL, CONF_BY_NAME},
+     "bytes copied before the messager handles other events", NULL,
+     CONF_TIMES(struct messager_conf, limits.slice_bytes, 1024)},
 	{"scan_ms", CONF_INT, "20", 1, 10000, "ms", 1,
      "while transfers are open, the messager checks the transfer rings this often, even without a "
      "doorbell",
-     NULL, CONF_BY_NAME},
+     NULL, US(scan_us)},
 	{"data_port", CONF_INT, "0", 0, 65535, "", 0,
      "TCP port at the address of `listen` where messagers of other hosts send KV; 0: any free one",
-     NULL, CONF_BY_NAME},
+     NULL, TO(data_port)},
 	{"data_connections", CONF_INT, "2", 1, TCP_CONNECTIONS_MAX, "connections", 0,
-     "TCP connections to each messager that this host sends KV to", NULL, CONF_BY_NAME},
+     "TCP connections to each messager that this host sends KV to", NULL, TO(data_connections)},
 	{"data_encrypted", CONF_BOOL, "true", 0, 0, "", 0,
      "encrypt KV on its way to and from other hosts; false only on a network that you trust: it is "
      "still authenticated, but can be read. If either end wants it, it is encrypted",
-     NULL, CONF_BY_NAME},
+     NULL, TO(data_encrypted)},
 	{"rdma", CONF_STRING, "off", 0, 0, "", 0,
      "RDMA to the messagers of other hosts that have it, for KV in host memory. auto: if this host "
      "has "
      "a device; required: this messager does not start without one, and neither sends nor takes KV "
      "by "
      "TCP",
-     "auto|off|required", CONF_BY_NAME},
+     "auto|off|required", TO(rdma)},
 	{"rdma_device", CONF_STRING, "", 0, 255, "", 0,
      "names of the RDMA devices to use, such as \"mlx5_0, mlx5_1\"; empty: all that have an active "
      "port. KV goes through the one that is nearest to its memory (NUMA node)",
-     NULL, CONF_BY_NAME},
+     NULL, TO(rdma_device)},
 	{"rdma_port", CONF_INT, "0", 0, 255, "", 0, "port of each RDMA device; 0: the first active one",
-     NULL, CONF_BY_NAME},
+     NULL, TO(rdma_port)},
 	{"rdma_gid_index", CONF_INT, "-1", -1, 255, "", 0,
      "index of the port's GID; -1: RoCE v2 with the address of a local interface, if there is one",
-     NULL, CONF_BY_NAME},
+     NULL, TO(rdma_gid_index)},
 	{"canary_ms", CONF_INT, "5000", 0, 3600000, "ms", 0,
      "a small transfer to each messager of another host at this interval shows that the way works "
      "and how fast (pdctl links); 0: none",
-     NULL, CONF_BY_NAME},
+     NULL, US(canary_us)},
 	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0, "maximum number of attached workers",
-     NULL, CONF_BY_NAME},
+     NULL, TO(workers_max)},
 	CONF_END,
 };
 
@@ -254,7 +269,7 @@ static void scan_while_open(struct messager *m, int open)
 	if (open == m->scanning)
 		return;
 	m->scanning = open;
-	const struct timeval tv = clock_timeval(m->scan_us);
+	const struct timeval tv = clock_timeval(m->conf.scan_us);
 	if (open)
 		event_add(m->scan_ev, &tv);
 	else
@@ -518,11 +533,10 @@ static void on_down(struct svc *s, struct peer *p, const char *why)
 /* --- life ---------------------------------------------------------------- */
 
 /* The address of `listen` if it is numeric; else all. */
-static void data_address(const struct conf *c, char *out, size_t size)
+static void data_address(const struct svc *s, char *out, size_t size)
 {
-	const char *listen = conf_str(c, "listen");
 	struct in6_addr parsed;
-	endpoint_host(listen, out, size);
+	endpoint_host(svc_common(s)->listen, out, size);
 	if (inet_pton(AF_INET, out, &parsed) != 1 && inet_pton(AF_INET6, out, &parsed) != 1)
 		*out = 0;
 }
@@ -533,20 +547,14 @@ static void transport_add(struct messager *m, const struct path_ops *ops, void *
 	m->transports.at[m->transports.n++].transport = transport;
 }
 
-static uint64_t canary_us(const struct conf *c, uint64_t none)
-{
-	return conf_int(c, "canary_ms") ? (uint64_t)conf_int(c, "canary_ms") * 1000u : none;
-}
-
 static int rdma_open(struct messager *m, struct err *err)
 {
-	const struct conf *c = svc_conf(m->svc);
 	const struct verbs *v = verbs_load(err);
 	struct rdma_opts opts = RDMA_OPTS_DEFAULT;
-	opts.device = conf_str(c, "rdma_device");
-	opts.port = (uint8_t)conf_int(c, "rdma_port");
-	opts.gid_index = (int)conf_int(c, "rdma_gid_index");
-	opts.canary_us = canary_us(c, 0);
+	opts.device = m->conf.rdma_device;
+	opts.port = (uint8_t)m->conf.rdma_port;
+	opts.gid_index = m->conf.rdma_gid_index;
+	opts.canary_us = m->conf.canary_us;
 	int r = v ? rdma_transport_new(svc_base(m->svc), v, &opts, &m->rdma, err) : ERR_NOTFOUND;
 	if (r == 0)
 		transport_add(m, &rdma_path_ops, m->rdma);
@@ -555,16 +563,16 @@ static int rdma_open(struct messager *m, struct err *err)
 
 static int tcp_open(struct messager *m, struct err *err)
 {
-	const struct conf *c = svc_conf(m->svc);
+	const struct messager_conf *c = &m->conf;
 	struct tcp_transport *tcp = NULL;
 	char address[64];
-	data_address(c, address, sizeof address);
+	data_address(m->svc, address, sizeof address);
 	const struct tcp_opts opts = {.address = *address ? address : NULL,
-	                              .port = (uint16_t)conf_int(c, "data_port"),
-	                              .connections = (uint32_t)conf_int(c, "data_connections"),
-	                              .encrypt = conf_bool(c, "data_encrypted"),
+	                              .port = (uint16_t)c->data_port,
+	                              .connections = c->data_connections,
+	                              .encrypt = c->data_encrypted,
 	                              .lost = svc_leave,
-	                              .canary_us = canary_us(c, UINT64_MAX)};
+	                              .canary_us = c->canary_us ? c->canary_us : UINT64_MAX};
 	int r = tcp_transport_new(svc_base(m->svc), &opts, &tcp, err);
 	if (r == 0)
 		transport_add(m, &tcp_path_ops, tcp);
@@ -575,17 +583,16 @@ static int tcp_open(struct messager *m, struct err *err)
  * device that the configuration names must be there. */
 static int transports_open(struct messager *m, struct err *err)
 {
-	const struct conf *c = svc_conf(m->svc);
-	const char *rdma = conf_str(c, "rdma");
-	int required = strcmp(rdma, "required") == 0;
+	const struct messager_conf *c = &m->conf;
+	int required = c->rdma == RDMA_REQUIRED;
 	if (!svc_has_keys(m->svc))
 		return 0;
-	if (strcmp(rdma, "off") != 0) {
+	if (c->rdma != RDMA_OFF) {
 		int r = rdma_open(m, err);
-		if (r < 0 && (required || *conf_str(c, "rdma_device"))) {
+		if (r < 0 && (required || *c->rdma_device)) {
 			const struct err why = *err;
-			return err_set(err, r, "rdma = \"%s\", rdma_device = \"%s\": %.200s", rdma,
-			               conf_str(c, "rdma_device"), why.text);
+			return err_set(err, r, "rdma = \"%s\", rdma_device = \"%s\": %.200s",
+			               required ? "required" : "auto", c->rdma_device, why.text);
 		}
 		if (r < 0)
 			log_notice("no_rdma", "transport=tcp why=%s", log_quote(err->text));
@@ -602,13 +609,6 @@ static void transports_close(struct messager *m)
 		else
 			tcp_transport_destroy((struct tcp_transport **)&t);
 	}
-}
-
-static struct mover_limits limits_of(struct svc *s)
-{
-	const struct conf *c = svc_conf(s);
-	return (struct mover_limits){(uint64_t)conf_int(c, "stall_ms") * 1000u,
-	                             (size_t)conf_int(c, "slice_kb") << 10};
 }
 
 static void messager_stop(struct svc *s)
@@ -641,20 +641,18 @@ static int messager_start(struct svc *s, struct err *err)
 	                              .fence = out_fence,
 	                              .unmap = out_unmap,
 	                              .unreachable = out_unreachable};
-	const struct mover_limits limits = limits_of(s);
+	conf_fill(svc_conf(s), keys, &m->conf);
 	const struct attached_hooks hooks = {.svc = s,
 	                                     .arg = m,
-	                                     .workers_max = (unsigned)conf_int(svc_conf(s),
-	                                                                       "workers_max"),
+	                                     .workers_max = m->conf.workers_max,
 	                                     .stat_workers = MS_WORKERS,
 	                                     .stat_refused = MS_HANDOVERS_REFUSED,
 	                                     .attach = on_attach,
 	                                     .detach = on_detach,
 	                                     .bell = on_bell};
 	m->svc = s;
-	m->scan_us = (uint64_t)conf_int(svc_conf(s), "scan_ms") * 1000u;
 	m->pairs = pairs_new();
-	m->mover = mover_new(&out, &limits);
+	m->mover = mover_new(&out, &m->conf.limits);
 	m->remotes = remotes_new(s, m->mover, &m->transports);
 	m->inbounds = inbound_new(&(struct inbound_out){m, out_send_link, out_wake}, m->mover,
 	                          &m->transports);
@@ -669,9 +667,8 @@ static int messager_reload(struct svc *s, struct err *err)
 {
 	struct messager *m = messager_of(s);
 	(void)err;
-	const struct mover_limits limits = limits_of(s);
-	mover_set_limits(m->mover, &limits);
-	m->scan_us = (uint64_t)conf_int(svc_conf(s), "scan_ms") * 1000u;
+	conf_fill(svc_conf(s), keys, &m->conf);
+	mover_set_limits(m->mover, &m->conf.limits);
 	scan_while_open(m, 0);
 	messager_pump(m);
 	return 0;
@@ -729,10 +726,12 @@ static const struct svc_ctl ctl[] = {
 };
 
 /* For each worker: connection, doorbell, ring, memory, process (pidfd), link. */
-static unsigned descriptors(const struct conf *c, const char **ret_key)
+static unsigned descriptors(const struct svc *s, char *ret_setting, size_t size)
 {
-	*ret_key = "workers_max";
-	return 6 * (unsigned)conf_int(c, *ret_key);
+	struct messager_conf c;
+	conf_fill(svc_conf(s), keys, &c);
+	snprintf(ret_setting, size, "workers_max = %u", c.workers_max);
+	return 6 * c.workers_max;
 }
 
 int main(int argc, char **argv)

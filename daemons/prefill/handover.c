@@ -94,7 +94,7 @@ void handover_release(struct job *j)
 
 const char *handover_late(const struct job *j)
 {
-	if (clock_us() - j->run.done_us <= prefill_of(j->w)->conf.stall_us)
+	if (clock_us() - j->run.done_us <= j->w->conf.stall_us)
 		return NULL;
 	return j->sent ? "the decode worker does not acknowledge the first token"
 	               : "the messager does not report the transfer as done";

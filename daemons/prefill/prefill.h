@@ -184,17 +184,9 @@ struct job {
 /* What the loop shall look at soon. */
 enum { SOON_PLACE = 1, SOON_BLOCKED = 2, SOON_SHARE = 4 };
 
-struct prefill_conf {
-	uint32_t max_jobs, max_inflight;
-	uint64_t stall_us;
-	uint64_t lookup_us, read_us; /* longest waits for storage */
-	int share;
-};
-
 struct prefill;
 
 struct prefill {
-	struct prefill_conf conf;
 	/* the loop's */
 	struct worker *w;
 	struct list jobs;

@@ -19,15 +19,14 @@ static void hash(struct job_prepare *p)
 	p->spent_us = clock_us() - p->begun_us;
 }
 
-/* 1 if the job may take `missing` blocks now. 0 for at most evict_wait_us: some of the blocks that
+/* 1 if the job may take `missing` blocks now. 0 for at most offload_wait_ms: some of the blocks that
  * would be evicted are not written to storage yet, or blocks are missing only because storage reads
  * them. After that time the former are evicted unwritten, and the write-outs of the latter are
  * void. */
 static int may_take(void *arg, uint32_t missing)
 {
 	struct job_prepare *p = arg;
-	const struct prepare *s = p->stage;
-	struct worker *w = s->w;
+	struct worker *w = p->stage->w;
 	struct kv_stats ks;
 	if (!w->writeout)
 		return 1;
@@ -35,13 +34,14 @@ static int may_take(void *arg, uint32_t missing)
 	uint32_t unused = ks.by_state[KV_FREE], unwritten = 0;
 	int pinned = missing > unused + ks.evictable && ks.writing &&
 	             missing <= unused + ks.by_state[KV_CACHED];
-	if (s->offload && missing > unused && store_ready(w->store) && !writeout_pauses(w->writeout))
+	if (w->conf.kv_eviction == EVICT_OFFLOAD && missing > unused && store_ready(w->store) &&
+	    !writeout_pauses(w->writeout))
 		unwritten = kv_pool_unstored_for(w->pool, missing);
 	if (!unwritten && !pinned)
 		return 1;
 	uint64_t now = clock_us();
 	if (!p->evict_until_us)
-		p->evict_until_us = now + s->evict_wait_us;
+		p->evict_until_us = now + w->conf.offload_wait_us;
 	if (now < p->evict_until_us)
 		return 0;
 	if (pinned && p->evict_until_us != WRITES_GIVEN_UP)
@@ -103,10 +103,10 @@ void prepare_take(struct prepare *s, struct job_prepare *p, struct request_copy 
 		tasks_put(s->w->compiler, &p->form, urgent);
 }
 
-int prepare_start(struct prepare *s, uint32_t jobs_max, struct err *err)
+int prepare_start(struct prepare *s, struct err *err)
 {
-	uint32_t n = (uint32_t)conf_int(svc_conf(s->w->svc), "prepare_threads");
-	s->queue = queue_new((size_t)jobs_max * 2);
+	uint32_t n = s->w->conf.prepare_threads;
+	s->queue = queue_new((size_t)s->w->conf.max_jobs * 2);
 	s->threads = mem_array(n, sizeof *s->threads);
 	for (; s->n_threads < n; s->n_threads++)
 		if (pthread_create(&s->threads[s->n_threads], NULL, prepare_main, s) != 0)

@@ -43,13 +43,10 @@ struct prepare {
 	struct queue *queue;
 	pthread_t *threads;
 	uint32_t n_threads;
-	/* from the configuration */
-	uint64_t evict_wait_us;
-	int offload; /* blocks are written to storage before they are evicted */
 };
 
-/* jobs_max: how many jobs there are at most. w, back and the configuration are set. */
-int prepare_start(struct prepare *s, uint32_t jobs_max, struct err *err);
+/* w and back are set. */
+int prepare_start(struct prepare *s, struct err *err);
 /* Joins the threads. All jobs must be cancelled, so that nothing is compiled first. */
 void prepare_stop(struct prepare *s);
 /* Hashes the prompt and probes the prefix index. */

@@ -38,7 +38,7 @@ int read_look_up(struct job *j)
 		return 0;
 	j->stored.asker.answered = looked_up;
 	return store_lookup(st, j->run.blocks.hash + here, n < STORE_ITEMS_MAX ? n : STORE_ITEMS_MAX, 1,
-	                    clock_us() + prefill_of(j->w)->conf.lookup_us, &j->stored.asker,
+	                    clock_us() + j->w->conf.storage_lookup_wait_us, &j->stored.asker,
 	                    &j->stored.batch) == 0;
 }
 
@@ -126,7 +126,7 @@ static struct prefill_read *read_new(struct job *j, uint32_t first, uint32_t n)
 	r->n = n;
 	r->tier = mem_array(n, 1);
 	r->begun_us = clock_us();
-	r->until_us = r->begun_us + prefill_of(j->w)->conf.read_us;
+	r->until_us = r->begun_us + j->w->conf.storage_read_wait_us;
 	for (uint32_t i = first; i < first + n; i++) {
 		unsigned tier = i >= j->prepare.probed ? j->stored.tier[i - j->prepare.probed]
 		                                       : STORE_TIER_NONE;

@@ -90,7 +90,7 @@ static void park(struct job *j)
 
 static int may_ask(const struct prefill *s, const struct candidate *c, uint64_t now)
 {
-	return !c->closed && c->target->peer && c->target->inflight < s->conf.max_inflight &&
+	return !c->closed && c->target->peer && c->target->inflight < s->w->conf.max_inflight_prefill &&
 	       now >= c->not_before_us;
 }
 
@@ -98,7 +98,7 @@ static int any_room(const struct prefill *s)
 {
 	list_each(it, &s->targets) {
 		const struct decode_target *t = list_entry(it, struct decode_target, node);
-		if (t->peer && t->inflight < s->conf.max_inflight)
+		if (t->peer && t->inflight < s->w->conf.max_inflight_prefill)
 			return 1;
 	}
 	return 0;
@@ -147,7 +147,7 @@ static int ask(struct job *j, struct candidate *c)
 	m.request = &request;
 	m.router = j->run.req.router;
 	m.router_epoch = j->run.req.router_epoch;
-	m.messager = (char *)conf_str(svc_conf(j->w->svc), "messager");
+	m.messager = (char *)j->w->conf.messager;
 	request_copy_head(&j->run.req, &h);
 	/* taken before the send: the answer may be on its way when the call returns */
 	uint64_t now = clock_us();

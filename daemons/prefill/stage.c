@@ -192,7 +192,7 @@ static const char *refusal(struct prefill *s, const struct job *j, int handed_ov
 	static char text[160];
 	struct err err = {0};
 	uint32_t need = worker_blocks_for(s->w, j->run.req.n_tokens);
-	uint32_t most = pooled_jobs_max(&j->run.req, s->conf.max_jobs);
+	uint32_t most = pooled_jobs_max(&j->run.req, s->w->conf.max_jobs);
 	*fault = PDS__FAULT__FAULT_DRAINING;
 	if (s->draining)
 		return "the prefill worker is draining";
@@ -516,32 +516,6 @@ static void on_timer(struct svc *svc, void *arg)
 
 /* --- life ---------------------------------------------------------------- */
 
-static void configure(struct prefill *s)
-{
-	struct conf *c = svc_conf(s->w->svc);
-	s->renew_us = RENEW_US;
-	s->conf = (struct prefill_conf){
-		.max_jobs = (uint32_t)conf_int(c, "max_jobs"),
-		.max_inflight = (uint32_t)conf_int(c, "max_inflight_prefill"),
-		.stall_us = (uint64_t)conf_int(c, "stall_ms") * 1000u,
-		.lookup_us = (uint64_t)conf_int(c, "storage_lookup_wait_ms") * 1000u,
-		.read_us = (uint64_t)conf_int(c, "storage_read_wait_ms") * 1000u,
-		.share = conf_bool(c, "share_running_prefix"),
-	};
-	s->prepare.w = s->batcher.w = s->w;
-	s->prepare.back = job_prepare_back;
-	s->prepare.evict_wait_us = (uint64_t)conf_int(c, "offload_wait_ms") * 1000u;
-	s->prepare.offload = strcmp(conf_str(c, "kv_eviction"), "offload") == 0;
-	s->batcher.returned = job_run_back;
-	s->batcher.published = share_published;
-	s->batcher.config = (struct batcher_config){
-		.order = strcmp(conf_str(c, "prefill_order"), "srpt") == 0 ? ORDER_SRPT : ORDER_FIFO,
-		.ageing_us = (uint64_t)conf_int(c, "prefill_ageing_ms") * 1000u,
-		.hands_over = 1,
-		.chunk_tokens = s->w->max_batched_tokens,
-	};
-}
-
 static int start(struct worker *w, struct err *err)
 {
 	if (!w->ring)
@@ -558,8 +532,18 @@ static int start(struct worker *w, struct err *err)
 	list_init(&s->sharing);
 	s->by_key = map_new(ATTEMPT_KEY_BYTES);
 	s->by_slot = mem_array(ring_slots(w->ring), sizeof *s->by_slot);
-	configure(s);
-	int r = prepare_start(&s->prepare, s->conf.max_jobs, err);
+	s->renew_us = RENEW_US;
+	s->prepare.w = s->batcher.w = w;
+	s->prepare.back = job_prepare_back;
+	s->batcher.returned = job_run_back;
+	s->batcher.published = share_published;
+	s->batcher.config = (struct batcher_config){
+		.order = w->conf.prefill_srpt ? ORDER_SRPT : ORDER_FIFO,
+		.ageing_us = w->conf.prefill_ageing_us,
+		.hands_over = 1,
+		.chunk_tokens = w->conf.max_batched_tokens,
+	};
+	int r = prepare_start(&s->prepare, err);
 	return r < 0 ? r : batcher_start(&s->batcher, err);
 }
 

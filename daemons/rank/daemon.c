@@ -27,8 +27,15 @@
 
 enum { TAG_WORKER = 1 };
 
+struct rank_conf {
+	const char *worker, *model;
+	int device;
+	uint32_t threads;
+};
+
 struct rank {
 	struct svc *svc;
+	struct rank_conf conf;
 	struct peer *worker;
 	int taken; /* the link to the worker is no offer any more: a new one will be */
 	struct svc_timer *pause;
@@ -42,19 +49,21 @@ struct rank {
 	uint32_t stage, stages;
 };
 
+#define TO(field) CONF_TO(struct rank_conf, field)
+
 static const struct conf_key keys[] = {
 	{"worker", CONF_STRING, "", 0, 256, "", 0,
      "The worker whose pipeline this is a stage of: NAME@tcp://HOST:PORT, its `listen`, or "
      "ipc://PATH",
-     NULL, CONF_BY_NAME},
+     NULL, TO(worker)},
 	{"model", CONF_STRING, "", 0, 4000, "", 0,
      "GGUF file or Hugging Face folder on this host, of the same contents; empty: the worker's "
      "path",
-     NULL, CONF_BY_NAME},
+     NULL, TO(model)},
 	{"device", CONF_INT, "0", 0, 255, "", 0, "number of the (first) device among the backend's",
-     NULL, CONF_BY_NAME},
+     NULL, TO(device)},
 	{"threads", CONF_INT, "0", 0, 256, "threads", 0,
-     "compute threads of all ranks of the stage; 0: one per core", NULL, CONF_BY_NAME},
+     "compute threads of all ranks of the stage; 0: one per core", NULL, TO(threads)},
 	CONF_END,
 };
 
@@ -159,21 +168,20 @@ static void drop_stage(struct engine_stage **stage)
 static void fill_stage(const struct rank *r, const struct peer *p, const Pds__PipelineTake *m,
                        struct engine_stage *ret)
 {
-	const struct conf *c = svc_conf(r->svc);
 	const char *address = peer_address(p);
 	*ret = (struct engine_stage){
 		.stage = m->stage,
 		.stages = m->stages,
 		.port = (uint16_t)m->port,
 		.ticket = {.id = m->ticket},
-		.device_index = (int)conf_int(c, "device"),
-		.threads = (unsigned)conf_int(c, "threads"),
+		.device_index = r->conf.device,
+		.threads = r->conf.threads,
 	};
 	memcpy(ret->ticket.secret, m->secret.data, sizeof ret->ticket.secret);
 	snprintf(ret->host, sizeof ret->host, "127.0.0.1");
 	if (strncmp(address, "ipc:", 4) != 0)
 		endpoint_host(address, ret->host, sizeof ret->host);
-	snprintf(ret->model_path, sizeof ret->model_path, "%s", conf_str(c, "model"));
+	snprintf(ret->model_path, sizeof ret->model_path, "%s", r->conf.model);
 	snprintf(ret->log_file, sizeof ret->log_file, "%s", log_file_path() ? log_file_path() : "");
 }
 
@@ -218,11 +226,13 @@ static void on_take(struct svc *s, struct peer *p, const struct msg_head *head,
 
 static int check(struct svc *s, struct err *err)
 {
-	const char *worker = conf_str(svc_conf(s), "worker");
-	if (*worker && strncmp(worker, "ipc://", 6) != 0 && !endpoint_is_remote(worker))
+	struct rank_conf c;
+	conf_fill(svc_conf(s), keys, &c);
+	if (*c.worker && strncmp(c.worker, "ipc://", 6) != 0 && !endpoint_is_remote(c.worker))
 		return err_set(err, ERR_INVALID,
-		               "worker = \"%s\": allowed are NAME@tcp://HOST:PORT and ipc://PATH", worker);
-	return svc_check_file(s, "model", err);
+		               "worker = \"%s\": allowed are NAME@tcp://HOST:PORT and ipc://PATH",
+		               c.worker);
+	return svc_check_file("model", c.model, err);
 }
 
 static int start(struct svc *s, struct err *err)
@@ -232,16 +242,16 @@ static int start(struct svc *s, struct err *err)
 	r->svc = s;
 	r->fd = -1;
 	r->pause_us = PAUSE_MIN_US;
+	conf_fill(svc_conf(s), keys, &r->conf);
 	svc_set_data(s, r);
 	if (rc < 0)
 		return rc;
-	const char *worker = conf_str(svc_conf(s), "worker");
-	if (!*worker)
+	if (!*r->conf.worker)
 		return err_set(
 			err, ERR_INVALID,
 			"no worker: set `worker` to the NAME@tcp://HOST:PORT that a worker listens at");
-	r->worker = chan_connect(svc_chan(s), worker, NULL, TAG_WORKER);
-	return r->worker ? 0 : err_set(err, ERR_IO, "cannot connect to %s", worker);
+	r->worker = chan_connect(svc_chan(s), r->conf.worker, NULL, TAG_WORKER);
+	return r->worker ? 0 : err_set(err, ERR_IO, "cannot connect to %s", r->conf.worker);
 }
 
 static void drain(struct svc *s)
@@ -274,7 +284,7 @@ static void stop(struct svc *s)
 static void status(struct svc *s, struct buf *out)
 {
 	const struct rank *r = svc_data(s);
-	const char *worker = conf_str(svc_conf(s), "worker");
+	const char *worker = r->conf.worker;
 	char doing[360];
 	if (r->pid)
 		snprintf(doing, sizeof doing, "stage %u of %u at %s, process %d", r->stage, r->stages,

@@ -98,8 +98,7 @@ static int start_http(struct router *r, struct err *err)
 {
 	const struct http_opts *o = &r->conf.http;
 	char headers[400];
-	if (cors_headers(conf_str(svc_conf(r->svc), "cors_allow_origin"), headers, sizeof headers,
-	                 err) < 0)
+	if (cors_headers(r->conf.cors_allow_origin, headers, sizeof headers, err) < 0)
 		return ERR_INVALID;
 	r->conf.cors = headers[0] != 0;
 	r->conf.http.setting = "http_listen";
@@ -122,15 +121,17 @@ static int start_http(struct router *r, struct err *err)
 
 /* Includes descriptors for connections beyond max_connections, which are answered too
  * (common/http/server.c). */
-static unsigned descriptors(const struct conf *c, const char **ret_key)
+static unsigned descriptors(const struct svc *s, char *ret_setting, size_t size)
 {
-	*ret_key = "max_connections";
-	return http_descriptors((unsigned)conf_int(c, *ret_key));
+	struct router_conf c;
+	conf_fill(svc_conf(s), router_keys, &c);
+	snprintf(ret_setting, size, "max_connections = %u", c.http.max_connections);
+	return http_descriptors(c.http.max_connections);
 }
 
-static int load_keys(struct router *r, struct err *err)
+static int load_keys(struct router *r, const char *file, struct err *err)
 {
-	int rc = api_keys_load(&r->keys, conf_str(svc_conf(r->svc), "api_keys_file"), clock_us(), err);
+	int rc = api_keys_load(&r->keys, file, clock_us(), err);
 	if (rc == 0)
 		log_notice("api_keys", "needed=%s keys=%zu", r->keys.by_place ? "yes" : "no", r->keys.n);
 	return rc;
@@ -140,10 +141,11 @@ static int load_keys(struct router *r, struct err *err)
 static int on_reload(struct svc *s, struct err *err)
 {
 	struct router *r = svc_data(s);
-	const char *cert = conf_str(svc_conf(s), "http_tls_cert"),
-			   *key = conf_str(svc_conf(s), "http_tls_key");
-	int rc = http_set_tls(NULL, cert, key, err);
-	if (rc < 0 || (rc = load_keys(r, err)) < 0 || (rc = http_set_tls(r->http, cert, key, err)) < 0)
+	struct router_conf c;
+	conf_fill(svc_conf(s), router_keys, &c);
+	int rc = http_set_tls(NULL, c.http.tls_cert, c.http.tls_key, err);
+	if (rc < 0 || (rc = load_keys(r, c.api_keys_file, err)) < 0 ||
+	    (rc = http_set_tls(r->http, c.http.tls_cert, c.http.tls_key, err)) < 0)
 		return rc;
 	read_conf(r);
 	return 0;
@@ -202,55 +204,55 @@ static void set_up_libraries(void)
 }
 
 /* *ret_m may be set on errors, too. */
-static int open_model(const struct conf *c, struct model **ret_m, struct err *err)
+static int open_model(const struct router_conf *c, struct model **ret_m, struct err *err)
 {
-	const char *const *aliases;
-	int rc = served_model_open(conf_str(c, "model"), conf_str(c, "served_model_name"), ret_m, err);
-	if (rc < 0)
+	int rc = served_model_open(c->model, c->served_model_name, ret_m, err);
+	if (rc < 0 ||
+	    (rc = model_set_aliases(*ret_m, c->model_aliases.item, c->model_aliases.n, err)) < 0 ||
+	    (rc = model_use_template(*ret_m, c->chat_template, err)) < 0)
 		return rc;
-	unsigned n = (unsigned)conf_list(c, "model_aliases", &aliases);
-	if ((rc = model_set_aliases(*ret_m, aliases, n, err)) < 0 ||
-	    (rc = model_use_template(*ret_m, conf_str(c, "chat_template"), err)) < 0)
-		return rc;
-	return model_set_parsers(*ret_m, conf_str(c, "tool_parser"), conf_str(c, "reasoning_parser"),
-	                         err);
+	return model_set_parsers(*ret_m, c->tool_parser, c->reasoning_parser, err);
 }
 
 static int on_check(struct svc *s, struct err *err)
 {
-	const struct conf *c = svc_conf(s);
+	struct router_conf c;
 	struct api_keys clients = {0};
 	struct model *m = NULL;
 	char headers[400];
 	set_up_libraries();
-	static const char *const files[] = {"http_tls_cert", "http_tls_key", "api_keys_file", "model",
-	                                    "chat_template"};
-	int rc = cors_headers(conf_str(c, "cors_allow_origin"), headers, sizeof headers, err);
+	conf_fill(svc_conf(s), router_keys, &c);
+	const char *const files[][2] = {{"http_tls_cert", c.http.tls_cert},
+	                                {"http_tls_key", c.http.tls_key},
+	                                {"api_keys_file", c.api_keys_file},
+	                                {"model", c.model},
+	                                {"chat_template", c.chat_template}};
+	int rc = cors_headers(c.cors_allow_origin, headers, sizeof headers, err);
 	if (rc == 0)
-		rc = http_check_listen("http_listen", conf_str(c, "http_listen"), err);
+		rc = http_check_listen("http_listen", c.http.listen, err);
 	for (size_t i = 0; rc == 0 && i < sizeof files / sizeof *files; i++)
-		rc = svc_check_file(s, files[i], err);
+		rc = svc_check_file(files[i][0], files[i][1], err);
 	if (rc == 0)
-		rc = http_set_tls(NULL, conf_str(c, "http_tls_cert"), conf_str(c, "http_tls_key"), err);
+		rc = http_set_tls(NULL, c.http.tls_cert, c.http.tls_key, err);
 	if (rc == 0)
-		rc = api_keys_load(&clients, conf_str(c, "api_keys_file"), clock_us(), err);
+		rc = api_keys_load(&clients, c.api_keys_file, clock_us(), err);
 	api_keys_fini(&clients);
 	if (rc == 0)
-		rc = open_model(c, &m, err);
+		rc = open_model(&c, &m, err);
 	served_model_close(&m);
 	return rc;
 }
 
 static int set_up(struct router *r, struct err *err)
 {
-	const struct conf *c = svc_conf(r->svc);
+	const struct router_conf *c = &r->conf;
 	int rc = open_model(c, &r->model, err);
 	if (rc < 0)
 		return rc;
-	if (r->model->calls && strcmp(conf_str(c, "tool_parser"), "auto") != 0 &&
+	if (r->model->calls && strcmp(c->tool_parser, "auto") != 0 &&
 	    !toolcall_format_is_generic(r->model->calls) && !model_shows_tools(r->model))
 		log_warn("template_without_tools", "tool_parser=%s model=%s effect=%s",
-		         log_quote(conf_str(c, "tool_parser")), log_quote(r->model->name),
+		         log_quote(c->tool_parser), log_quote(r->model->name),
 		         log_quote("its chat template does not show tools to the model, so that it can "
 		                   "hardly call one (setting chat_template)"));
 	if (!r->model->tokenizer)
@@ -259,7 +261,7 @@ static int set_up(struct router *r, struct err *err)
 	r->text = text_pool_new(r->conf.text_threads, TEXT_QUEUE, post_job, r->svc);
 	r->slow_tick = svc_timer_add(r->svc, SLOW_TICK_US, on_slow_tick, NULL);
 	r->wake = wake;
-	if ((rc = load_keys(r, err)) < 0)
+	if ((rc = load_keys(r, c->api_keys_file, err)) < 0)
 		return rc;
 	return start_http(r, err);
 }
@@ -288,8 +290,8 @@ static void on_status(struct svc *s, struct buf *out)
 	struct router *r = svc_data(s);
 	const struct attempts_counts *n = &r->attempts.counts;
 	buf_printf(out, ",\"http\":\"%s\",\"port\":%u,\"tls\":%s,\"connections\":%u,\"model\":",
-	           conf_str(svc_conf(s), "http_listen"), http_port(r->http),
-	           http_has_tls(r->http) ? "true" : "false", http_connections(r->http));
+	           r->conf.http.listen, http_port(r->http), http_has_tls(r->http) ? "true" : "false",
+	           http_connections(r->http));
 	buf_add_json(out, r->model->name, strlen(r->model->name));
 	buf_printf(out,
 	           ",\"workers\":%u,\"requests\":%zu,\"done\":%llu,\"failed\":%llu,\"cancelled\":%llu,"

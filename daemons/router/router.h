@@ -86,6 +86,9 @@ enum router_family {
 /* config.c: filled from the configuration; what can be reloaded changes with it */
 struct router_conf {
 	struct http_opts http;
+	const char *model, *chat_template, *tool_parser, *reasoning_parser, *served_model_name,
+		*api_keys_file, *cors_allow_origin;
+	struct conf_items model_aliases;
 	uint32_t max_model_len; /* 0: none */
 	uint32_t max_requests, max_choices, retry_after_s, retry_after_max_s;
 	int allow_pinning, refuse_unknown;

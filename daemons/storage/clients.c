@@ -71,7 +71,7 @@ int clients_start(struct storage *st, struct err *err)
 {
 	const struct attached_hooks hooks = {.svc = st->svc,
 	                                     .arg = st,
-	                                     .workers_max = st->clients_max,
+	                                     .workers_max = st->conf.workers_max,
 	                                     .stat_workers = ST_WORKERS,
 	                                     .stat_refused = -1,
 	                                     .attach = client_attach,

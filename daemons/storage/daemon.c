@@ -42,26 +42,24 @@ static void figures(struct svc *s, void *arg)
 static int start(struct svc *s, struct err *err)
 {
 	struct storage *st = mem_zalloc(sizeof *st);
-	struct conf *conf = svc_conf(s);
 	svc_set_data(s, st);
 	st->svc = s;
-	st->clients_max = (unsigned)conf_int(conf, "workers_max");
+	conf_fill(svc_conf(s), storage_keys, &st->conf);
 	list_init(&st->findings);
 	list_init(&st->flushing);
 	if (sodium_init() < 0)
 		return err_set(err, ERR_IO, "libsodium did not start; check that /dev/urandom exists");
-	st->tell = tell_new(st, (uint64_t)conf_int(conf, "kv_events_ms") * 1000);
+	st->tell = tell_new(st, st->conf.kv_events_us);
 	int r = tiers_start(st, err);
 	if (r != 0)
 		return r;
-	st->copier = copier_new(st->tier, (unsigned)conf_int(conf, "threads"), serve_finished, st);
+	st->copier = copier_new(st->tier, st->conf.threads, serve_finished, st);
 	if ((r = clients_start(st, err)) != 0)
 		return r;
 	figures(s, NULL);
 	st->timer = svc_timer_add(s, 5000000, figures, NULL);
-	log_notice("storage_started", "tiers=%u memory_mb=%lld threads=%lld",
-	           tier_stack_levels(st->tier), (long long)conf_int(conf, "memory_mb"),
-	           (long long)conf_int(conf, "threads"));
+	log_notice("storage_started", "tiers=%u memory_mb=%llu threads=%u", tier_stack_levels(st->tier),
+	           (unsigned long long)st->conf.memory_bytes >> 20, st->conf.threads);
 	return 0;
 }
 
@@ -225,10 +223,12 @@ static const struct svc_ctl ctl[] = {
 };
 
 /* Per worker: connection, door bell, ring, memory, process and link. */
-static unsigned descriptors(const struct conf *c, const char **ret_key)
+static unsigned descriptors(const struct svc *s, char *ret_setting, size_t size)
 {
-	*ret_key = "workers_max";
-	return 6 * (unsigned)conf_int(c, *ret_key);
+	struct storage_conf c;
+	conf_fill(svc_conf(s), storage_keys, &c);
+	snprintf(ret_setting, size, "workers_max = %u", c.workers_max);
+	return 6 * c.workers_max;
 }
 
 static void up(struct svc *s, struct peer *p)

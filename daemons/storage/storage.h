@@ -15,6 +15,8 @@
 #define STORAGE_STORAGE_H
 
 #include "copier.h"
+#include "disk.h"
+#include "redis.h"
 #include "tier.h"
 #include "tier_stack.h"
 
@@ -108,18 +110,35 @@ struct tier_rate {
 	struct stack_stat told;
 };
 
+/* How a tier's blocks get to the one below. */
+struct tier_eviction {
+	int eviction;         /* 0: auto; else 1 + enum tier_policy */
+	uint32_t after;       /* write_through: hits */
+	unsigned low_percent; /* offload */
+};
+
+/* Values of storage_keys. */
+struct storage_conf {
+	uint64_t memory_bytes, kv_events_us;
+	struct tier_eviction memory_policy, disk_policy;
+	struct tier_disk_opts disk;
+	struct tier_redis_opts redis; /* without password */
+	const char *redis_password_file;
+	uint32_t threads, workers_max;
+};
+
 struct storage {
 	struct svc *svc;
-	struct tier *tier;          /* the stack */
-	struct tiers_open *opening; /* parameters for opening the tiers */
-	struct tell *tell;          /* NULL: events are off */
+	struct storage_conf conf;
+	struct storage_conf at_start; /* for the stack's thread, which opens the tiers */
+	struct tier *tier;            /* the stack */
+	struct tell *tell;            /* NULL: events are off */
 	struct copier *copier;
 	struct list findings; /* look-ups in progress */
 	unsigned n_findings;
 	struct list flushing; /* flushes that pdctl waits for */
 	struct attached *attached;
 	struct list clients; /* attached ones, and detached ones with batches in progress */
-	unsigned clients_max;
 	struct tier_rate rate[TIER_IDS];
 	struct svc_timer *timer;
 };
@@ -153,7 +172,6 @@ void serve_forget(struct storage *st);
 unsigned serve_batches(const struct storage *st);
 
 /* --- tiers.c --- */
-int tiers_check(struct svc *s, struct err *err);
 int tiers_check_files(struct svc *s, struct err *err); /* svc_hooks.check */
 int tiers_start(struct storage *st, struct err *err);
 int tiers_reload(struct storage *st, struct err *err);

@@ -4,7 +4,6 @@
  * one log line and retried, so the daemon runs with the available tiers. Each tier counts its own
  * figures; the daemon's counters are updated from them. */
 #include "storage.h"
-#include "disk.h"
 #include "memory.h"
 #include "redis_int.h"
 
@@ -21,43 +20,30 @@
 #define OPEN_WAIT_US 5000000u /* wait at start for a disk tier that reads its heads */
 #define PAUSE_US 1000000u
 
-/* Copied from the configuration at start because another thread opens the tiers. */
-struct tiers_open {
-	char *disk_path, *disk_io, *redis, *username, *password_file, *prefix;
-	struct tier_disk_opts disk;
-	struct tier_redis_opts redis_opts;
-};
-
 static const char *const policy_names[] = {"recycle", "offload", "write_through"};
 
 /* below: a lower tier is configured, to which `auto` can offload. */
-static enum tier_policy policy_of(struct conf *c, const char *key, int below)
+static enum tier_policy policy_of(const struct tier_eviction *e, int below)
 {
-	const char *name = conf_str(c, key);
-	if (strcmp(name, "auto") == 0)
-		return below ? TIER_OFFLOAD : TIER_RECYCLE;
-	for (unsigned i = 0; i < sizeof policy_names / sizeof *policy_names; i++)
-		if (strcmp(name, policy_names[i]) == 0)
-			return (enum tier_policy)i;
-	return TIER_RECYCLE;
+	return e->eviction ? (enum tier_policy)(e->eviction - 1) : below ? TIER_OFFLOAD : TIER_RECYCLE;
 }
 
-static enum tier_policy memory_policy(struct conf *c)
+static enum tier_policy memory_policy(const struct storage_conf *c)
 {
-	return policy_of(c, "memory_eviction", conf_str(c, "disk_path")[0] || conf_str(c, "redis")[0]);
+	return policy_of(&c->memory_policy, *c->disk.path || *c->redis.address);
 }
 
-static enum tier_policy disk_policy(struct conf *c)
+static enum tier_policy disk_policy(const struct storage_conf *c)
 {
-	return policy_of(c, "disk_eviction", conf_str(c, "redis")[0] != 0);
+	return policy_of(&c->disk_policy, *c->redis.address != 0);
 }
 
 /* --- opening --- */
 
 static int disk_open(void *arg, struct tier **ret, struct err *err)
 {
-	struct tiers_open *o = arg;
-	return tier_disk_new(&o->disk, ret, err);
+	const struct storage_conf *c = arg;
+	return tier_disk_new(&c->disk, ret, err);
 }
 
 static int read_password(const char *path, char *out, size_t size, struct err *err)
@@ -79,58 +65,21 @@ static int read_password(const char *path, char *out, size_t size, struct err *e
 
 static int redis_open(void *arg, struct tier **ret, struct err *err)
 {
-	struct tiers_open *o = arg;
+	const struct storage_conf *c = arg;
 	char password[512];
-	int r = read_password(o->password_file, password, sizeof password, err);
+	int r = read_password(c->redis_password_file, password, sizeof password, err);
 	if (r != 0)
 		return r;
-	struct tier_redis_opts opts = o->redis_opts;
+	struct tier_redis_opts opts = c->redis;
 	opts.password = password;
 	r = tier_redis_new(&opts, ret, err);
 	memset(password, 0, sizeof password);
 	return r;
 }
 
-static struct tiers_open *tiers_opening(struct conf *c)
+static int tiers_check(const struct storage_conf *c, struct err *err)
 {
-	struct tiers_open *o = mem_zalloc(sizeof *o);
-	o->disk_path = mem_strdup(conf_str(c, "disk_path"));
-	o->disk_io = mem_strdup(conf_str(c, "disk_io"));
-	o->redis = mem_strdup(conf_str(c, "redis"));
-	o->username = mem_strdup(conf_str(c, "redis_username"));
-	o->password_file = mem_strdup(conf_str(c, "redis_password_file"));
-	o->prefix = mem_strdup(conf_str(c, "redis_prefix"));
-	uint64_t disk = (uint64_t)conf_int(c, "disk_mb") << 20,
-			 segment = (uint64_t)conf_int(c, "disk_segment_mb") << 20;
-	if (!segment && disk / 8 < 256u << 20)
-		segment = disk / 8;
-	o->disk = (struct tier_disk_opts){
-		.path = o->disk_path,
-		.capacity_bytes = disk,
-		.segment_bytes = segment,
-		.depth = (unsigned)conf_int(c, "disk_depth"),
-		.threads = (unsigned)conf_int(c, "disk_threads"),
-		.io = o->disk_io,
-		.direct = conf_bool(c, "disk_direct"),
-		.sync = conf_bool(c, "disk_sync"),
-	};
-	o->redis_opts = (struct tier_redis_opts){
-		.address = o->redis,
-		.username = o->username,
-		.db = (unsigned)conf_int(c, "redis_db"),
-		.prefix = o->prefix,
-		.ttl_s = (uint32_t)conf_int(c, "redis_ttl_s"),
-		.timeout_ms = (uint32_t)conf_int(c, "redis_timeout_ms"),
-		.lookup_ms = (uint32_t)conf_int(c, "redis_lookup_ms"),
-		.depth = (uint32_t)conf_int(c, "redis_depth"),
-	};
-	return o;
-}
-
-int tiers_check(struct svc *s, struct err *err)
-{
-	const struct conf *c = svc_conf(s);
-	if (conf_int(c, "memory_mb") || *conf_str(c, "disk_path") || *conf_str(c, "redis"))
+	if (c->memory_bytes || *c->disk.path || *c->redis.address)
 		return 0;
 	return err_set(err, ERR_INVALID,
 	               "no tier is configured: memory_mb is 0, disk_path and redis are empty");
@@ -138,29 +87,31 @@ int tiers_check(struct svc *s, struct err *err)
 
 int tiers_check_files(struct svc *s, struct err *err)
 {
-	const char *redis = conf_str(svc_conf(s), "redis");
+	struct storage_conf c;
 	struct redis_address a;
-	int r = tiers_check(s, err);
-	if (r == 0 && *redis)
-		r = redis_address_parse(&a, redis, err);
-	return r < 0 ? r : svc_check_file(s, "redis_password_file", err);
+	conf_fill(svc_conf(s), storage_keys, &c);
+	int r = tiers_check(&c, err);
+	if (r == 0 && *c.redis.address)
+		r = redis_address_parse(&a, c.redis.address, err);
+	return r < 0 ? r : svc_check_file("redis_password_file", c.redis_password_file, err);
 }
 
 int tiers_start(struct storage *st, struct err *err)
 {
-	struct conf *c = svc_conf(st->svc);
+	struct storage_conf *c = &st->at_start;
 	struct tier *memory = NULL;
-	uint64_t bytes = (uint64_t)conf_int(c, "memory_mb") << 20;
-	int r = tiers_check(st->svc, err);
-	if (r == 0 && bytes)
-		r = tier_memory_new(bytes, &memory, err);
+	*c = st->conf;
+	if (!c->disk.segment_bytes && c->disk.capacity_bytes / 8 < 256u << 20)
+		c->disk.segment_bytes = c->disk.capacity_bytes / 8;
+	int r = tiers_check(c, err);
+	if (r == 0 && c->memory_bytes)
+		r = tier_memory_new(c->memory_bytes, &memory, err);
 	if (r != 0)
 		return r;
-	st->opening = tiers_opening(c);
 	struct stack_opts o = {.reopen_us = REOPEN_US,
 	                       .open_wait_us = OPEN_WAIT_US,
 	                       .pause_us = PAUSE_US,
-	                       .redis_lookup_us = (uint64_t)conf_int(c, "redis_lookup_ms") * 1000,
+	                       .redis_lookup_us = c->redis.lookup_ms * 1000u,
 	                       .changed = st->tell ? tell_changed : NULL,
 	                       .arg = st->tell};
 	if (memory)
@@ -169,58 +120,46 @@ int tiers_start(struct storage *st, struct err *err)
 		                                      NULL,
 		                                      NULL,
 		                                      memory_policy(c),
-		                                      (uint32_t)conf_int(c, "memory_write_through_after"),
-		                                      (unsigned)conf_int(c, "memory_offload_percent")};
-	if (st->opening->disk_path[0])
+		                                      c->memory_policy.after,
+		                                      c->memory_policy.low_percent};
+	if (*c->disk.path)
 		o.level[o.n++] = (struct stack_level){TIER_DISK,
 		                                      NULL,
 		                                      disk_open,
-		                                      st->opening,
+		                                      c,
 		                                      disk_policy(c),
-		                                      (uint32_t)conf_int(c, "disk_write_through_after"),
-		                                      (unsigned)conf_int(c, "disk_offload_percent")};
-	if (st->opening->redis[0])
-		o.level[o.n++] = (struct stack_level){TIER_REDIS,   NULL, redis_open, st->opening,
-		                                      TIER_RECYCLE, 0,    0};
+		                                      c->disk_policy.after,
+		                                      c->disk_policy.low_percent};
+	if (*c->redis.address)
+		o.level[o.n++] = (struct stack_level){TIER_REDIS, NULL, redis_open, c, TIER_RECYCLE, 0, 0};
 	st->tier = tier_stack_new(&o);
 	return 0;
 }
 
 int tiers_reload(struct storage *st, struct err *err)
 {
-	struct conf *c = svc_conf(st->svc);
-	uint64_t memory = (uint64_t)conf_int(c, "memory_mb") << 20;
-	if ((memory != 0) != (tier_stack_find(st->tier, TIER_MEMORY) != NULL))
+	struct storage_conf c = st->conf;
+	conf_fill(svc_conf(st->svc), storage_keys, &c);
+	if ((c.memory_bytes != 0) != (tier_stack_find(st->tier, TIER_MEMORY) != NULL))
 		return err_set(err, ERR_UNSUPPORTED,
-		               "memory_mb = %lld: adding or removing the memory tier needs a restart",
-		               (long long)conf_int(c, "memory_mb"));
-	if (memory)
-		tier_stack_resize(st->tier, TIER_MEMORY, memory);
-	tier_stack_resize(st->tier, TIER_DISK, (uint64_t)conf_int(c, "disk_mb") << 20);
-	tier_stack_policy(st->tier, TIER_MEMORY, memory_policy(c),
-	                  (uint32_t)conf_int(c, "memory_write_through_after"),
-	                  (unsigned)conf_int(c, "memory_offload_percent"));
-	tier_stack_policy(st->tier, TIER_DISK, disk_policy(c),
-	                  (uint32_t)conf_int(c, "disk_write_through_after"),
-	                  (unsigned)conf_int(c, "disk_offload_percent"));
+		               "memory_mb = %llu: adding or removing the memory tier needs a restart",
+		               (unsigned long long)c.memory_bytes >> 20);
+	st->conf = c;
+	if (c.memory_bytes)
+		tier_stack_resize(st->tier, TIER_MEMORY, c.memory_bytes);
+	tier_stack_resize(st->tier, TIER_DISK, c.disk.capacity_bytes);
+	tier_stack_policy(st->tier, TIER_MEMORY, memory_policy(&c), c.memory_policy.after,
+	                  c.memory_policy.low_percent);
+	tier_stack_policy(st->tier, TIER_DISK, disk_policy(&c), c.disk_policy.after,
+	                  c.disk_policy.low_percent);
 	return 0;
 }
 
 void tiers_stop(struct storage *st)
 {
-	struct tiers_open *o = st->opening;
 	if (st->tier)
 		st->tier->ops->destroy(st->tier);
 	st->tier = NULL;
-	if (!o)
-		return;
-	free(o->disk_path);
-	free(o->disk_io);
-	free(o->redis);
-	free(o->username);
-	free(o->password_file);
-	free(o->prefix);
-	free(o);
 }
 
 int tiers_find(const char *name, enum tier_id *ret)

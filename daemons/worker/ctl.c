@@ -222,7 +222,7 @@ static int ctl_role(struct svc *s, char *const *args, size_t n, struct buf *out,
 /* A file that exists while the worker is drained: it outlives the process. */
 static void drained_path(const struct worker *w, char *out, size_t size)
 {
-	snprintf(out, size, "%s/%s.drained", conf_str(svc_conf(w->svc), "rundir"), svc_name(w->svc));
+	snprintf(out, size, "%s/%s.drained", svc_common(w->svc)->rundir, svc_name(w->svc));
 }
 
 void worker_find_drained(struct worker *w)

@@ -98,8 +98,7 @@ static void begin(struct worker *w, enum worker_role next)
 	w->sw.next = next;
 	w->sw.aborted = 0;
 	w->sw.began_us = clock_us();
-	w->sw.until_us = w->sw.began_us +
-	                 (uint64_t)conf_int(svc_conf(w->svc), "role_switch_timeout_ms") * 1000u;
+	w->sw.until_us = w->sw.began_us + w->conf.role_switch_timeout_us;
 	log_notice("role_switch", "from=%s to=%s", worker_role_name(was), worker_role_name(next));
 	if (stage_of(next) == w->stage) {
 		w->role = next;

@@ -30,12 +30,12 @@ void watch_look(struct worker *w)
 	else if (since < AWAY_US)
 		t->still_us += since;
 	t->seen = at;
-	if (!t->limit_us || t->still_us < t->limit_us)
+	if (!w->conf.step_timeout_us || t->still_us < w->conf.step_timeout_us)
 		return;
 	char why[160];
 	snprintf(why, sizeof why, "step %llu makes no progress for %llu ms (step_timeout_ms %llu)",
 	         (unsigned long long)t->ended + 1, (unsigned long long)t->still_us / 1000,
-	         (unsigned long long)t->limit_us / 1000);
+	         (unsigned long long)w->conf.step_timeout_us / 1000);
 	svc_leave(why);
 }
 

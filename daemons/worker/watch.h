@@ -17,7 +17,6 @@
 struct worker;
 
 struct watch {
-	uint64_t limit_us;             /* step_timeout_ms; 0: off */
 	_Atomic uint64_t begun, ended; /* steps; written by the schedule thread */
 	/* the loop's own: */
 	uint64_t seen, looked_us;
@@ -35,7 +34,7 @@ static inline void watch_end(struct watch *t)
 	atomic_fetch_add_explicit(&t->ended, 1, memory_order_relaxed);
 }
 /* Called by the loop about every 50 ms while there are jobs or sequences. Ends the process if a
- * step made no progress for limit_us. */
+ * step made no progress for step_timeout_ms. */
 void watch_look(struct worker *w);
 /* How long the running step has made no progress; 0: it does, or no step is running. */
 uint64_t watch_still_us(const struct worker *w);

@@ -78,91 +78,86 @@ static void progressed(void *arg)
 		ring_bell(w->ring);
 }
 
-static int shares_pool(const struct conf *c)
+static int shares_pool(const struct worker_conf *c)
 {
-	return strcmp(conf_str(c, "messager"), "none") != 0 ||
-	       strcmp(conf_str(c, "storage"), "none") != 0;
+	return strcmp(c->messager, "none") != 0 || strcmp(c->storage, "none") != 0;
 }
 
-static int check_values(const struct conf *c, struct err *err)
+static int check_values(const struct worker_conf *c, struct err *err)
 {
-	long long tokens = (long long)conf_int(c, "block_tokens"),
-			  remote = (long long)conf_int(c, "remote_stages"),
-			  stages = (long long)conf_int(c, "pipeline_parallel");
-	if (tokens % 8)
-		return err_set(err, ERR_INVALID, "block_tokens %lld is no multiple of 8", tokens);
-	if (remote >= stages)
+	if (c->block_tokens % 8)
+		return err_set(err, ERR_INVALID, "block_tokens %u is no multiple of 8", c->block_tokens);
+	if (c->remote_stages >= c->pipeline_parallel)
 		return err_set(err, ERR_INVALID,
-		               "remote_stages is %lld of %lld (pipeline_parallel): the worker itself is "
+		               "remote_stages is %u of %u (pipeline_parallel): the worker itself is "
 		               "the first stage",
-		               remote, stages);
-	if (remote && shares_pool(c))
-		return err_set(
-			err, ERR_UNSUPPORTED,
-			"remote_stages is %lld: KV that is on other hosts can be neither handed over "
-			"nor stored: set messager and storage to \"none\"",
-			remote);
+		               c->remote_stages, c->pipeline_parallel);
+	if (c->remote_stages && shares_pool(c))
+		return err_set(err, ERR_UNSUPPORTED,
+		               "remote_stages is %u: KV that is on other hosts can be neither handed over "
+		               "nor stored: set messager and storage to \"none\"",
+		               c->remote_stages);
 	return 0;
 }
 
 static int check(struct svc *s, struct err *err)
 {
-	const struct conf *c = svc_conf(s);
-	const char *path = conf_str(c, "model");
+	struct worker_conf c;
 	struct model_conf conf;
 	struct model_source source;
-	const char *const *routers;
-	int r = check_values(c, err), n = conf_list(c, "routers", &routers);
-	for (int i = 0; i < n && r == 0; i++)
-		r = routers_check(routers[i], err);
+	conf_fill(svc_conf(s), worker_keys, &c);
+	int r = check_values(&c, err);
+	for (unsigned i = 0; i < c.routers.n && r == 0; i++)
+		r = routers_check(c.routers.item[i], err);
 	if (r == 0)
-		r = svc_check_file(s, "model", err);
+		r = svc_check_file("model", c.model, err);
 	/* a simulated one is a few lines, which its backend reads */
-	if (r < 0 || !*path || strcmp(conf_str(c, "backend"), "sim") == 0)
+	if (r < 0 || !*c.model || strcmp(c.backend, "sim") == 0)
 		return r;
 	json_account_setup();
-	r = model_open(path, &conf, &source, err);
+	r = model_open(c.model, &conf, &source, err);
 	if (r == 0)
 		model_close(&source);
 	return r;
 }
 
-/* A step of 8192 tokens takes memory that a small GPU wants for KV. */
-static void set_device_defaults(struct conf *c, uint64_t bytes)
+/* memory_bytes: of the GPU; 0: unknown, or none. A step of 8192 tokens takes memory that a small one
+ * wants for KV. */
+static void fill_conf(const struct svc *s, uint64_t memory_bytes, struct worker_conf *ret)
 {
 	const uint64_t small_bytes = 40000000000;
-	if (bytes && bytes < small_bytes)
-		conf_set_default(c, "max_batched_tokens", "2048", "default of a GPU with less than 40 GB");
+	if (memory_bytes && memory_bytes < small_bytes)
+		conf_set_default(svc_conf(s), "max_batched_tokens", "2048",
+		                 "default of a GPU with less than 40 GB");
+	conf_fill(svc_conf(s), worker_keys, ret);
 }
 
-/* All but what is called back. memory_bytes: of the GPU; 0: unknown, or none. */
-static int engine_opts_of(struct conf *c, uint64_t memory_bytes, struct engine_opts *ret_o,
-                          struct err *err)
+/* All but what is called back. */
+static int engine_opts_of(const struct worker_conf *c, struct engine_opts *ret_o, struct err *err)
 {
-	set_device_defaults(c, memory_bytes);
-	int drafts = strcmp(conf_str(c, "speculative"), "off") != 0;
-	uint32_t tokens = (uint32_t)conf_int(c, "max_batched_tokens"),
-			 sequences = (uint32_t)conf_int(c, "max_sequences"),
-			 logits = (sequences > 64 ? sequences : 64) + (drafts ? WORKER_DRAFT_ROWS : 0);
+	uint32_t tokens = c->max_batched_tokens, sequences = c->max_sequences,
+			 logits = (sequences > 64 ? sequences : 64) + (c->speculative ? WORKER_DRAFT_ROWS : 0);
 	struct engine_opts o = {
-		.model_path = conf_str(c, "model"),
-		.backend = conf_str(c, "backend"),
-		.variant = conf_str(c, "variant"),
-		.device_index = (int)conf_int(c, "device"),
-		.threads = (unsigned)conf_int(c, "threads"),
-		.tp = (unsigned)conf_int(c, "tensor_parallel"),
-		.pp = (unsigned)conf_int(c, "pipeline_parallel"),
-		.expert_parallel = conf_bool(c, "expert_parallel"),
-		.ranks_per_device = (unsigned)conf_int(c, "ranks_per_device"),
+		.model_path = c->model,
+		.backend = c->backend,
+		.variant = c->variant,
+		.device_index = c->device,
+		.threads = c->threads,
+		.tp = c->tensor_parallel,
+		.pp = c->pipeline_parallel,
+		.expert_parallel = c->expert_parallel,
+		.ranks_per_device = c->ranks_per_device,
 		.pool_shared = shares_pool(c),
-		.activations = strcmp(conf_str(c, "activation_type"), "bf16") == 0 ? KERN_BF16 : KERN_F32,
-		.block_tokens = (uint32_t)conf_int(c, "block_tokens"),
-		.hidden = conf_bool(c, "embeddings"),
-		.overlap = conf_bool(c, "overlap_steps"),
+		.activations = strcmp(c->activation_type, "bf16") == 0 ? KERN_BF16 : KERN_F32,
+		.block_tokens = c->block_tokens,
+		.hidden = c->embeddings,
+		.overlap = c->overlap_steps,
 		.max_rows = tokens > logits ? tokens : logits,
 		.max_logits = logits,
-		.max_draws = drafts ? 1 + (uint32_t)conf_int(c, "spec_tokens_max") : 1,
+		.max_draws = c->speculative ? 1 + c->spec_tokens_max : 1,
 		.max_spans = sequences,
+		.histories = c->speculative ? sequences : 0,
+		.history_match = c->speculative ? c->spec_ngram_min : 0,
 	};
 	int r = check_values(c, err);
 	if (r < 0)
@@ -170,37 +165,30 @@ static int engine_opts_of(struct conf *c, uint64_t memory_bytes, struct engine_o
 	if (!o.model_path[0])
 		return err_set(err, ERR_INVALID,
 		               "no model: set `model` to a GGUF file or a Hugging Face folder");
-	if (kv_type_parse(conf_str(c, "kv_type"), &o.kv_type) < 0)
-		return err_set(err, ERR_INVALID, "kv_type %s is unknown", conf_str(c, "kv_type"));
-	if (strcmp(conf_str(c, "speculative"), "ngram") == 0) {
-		o.histories = sequences;
-		o.history_match = (uint32_t)conf_int(c, "spec_ngram_min");
-	}
+	if (kv_type_parse(c->kv_type, &o.kv_type) < 0)
+		return err_set(err, ERR_INVALID, "kv_type %s is unknown", c->kv_type);
 	*ret_o = o;
 	return 0;
 }
 
-static int open_engine(struct worker *w, struct conf *c, struct err *err)
+static int open_engine(struct worker *w, struct err *err)
 {
+	struct worker_conf *c = &w->conf;
 	struct engine_opts o;
-	int r = engine_opts_of(c,
-	                       engine_memory_bytes(conf_str(c, "backend"), (int)conf_int(c, "device")),
-	                       &o, err);
+	fill_conf(w->svc, engine_memory_bytes(c->backend, c->device), c);
+	int r = engine_opts_of(c, &o, err);
 	if (r < 0)
 		return r;
 	o.broken = engine_is_broken;
 	o.broken_arg = o.progressed_arg = w;
-	if (strcmp(conf_str(c, "messager"), "none") != 0)
+	if (strcmp(c->messager, "none") != 0)
 		o.progressed = progressed;
-	w->max_batched_tokens = (uint32_t)conf_int(c, "max_batched_tokens");
-	w->max_sequences = o.max_spans;
 	w->max_logits = o.max_logits;
 	struct tp_remote remote[TP_RANKS_MAX] = {{0}};
 	o.remote = remote;
-	o.n_remote = (unsigned)conf_int(c, "remote_stages");
+	o.n_remote = c->remote_stages;
 	if (o.n_remote)
-		r = pipeline_gather(w->svc, o.pp, o.n_remote, (unsigned)conf_int(c, "stage_port"), remote,
-		                    err);
+		r = pipeline_gather(w->svc, o.pp, o.n_remote, c->stage_port, remote, err);
 	if (r == 0)
 		r = engine_open(&o, &w->engine, err);
 	for (unsigned i = 0; i < o.n_remote; i++)
@@ -216,7 +204,7 @@ static double gib(double bytes)
 }
 
 /* A line for so many GPUs: what each must hold, and how many tokens of KV fit beside it. */
-static void plan_line(const struct conf *c, const struct engine_opts *o, const double *free_gib,
+static void plan_line(double kv_fraction, const struct engine_opts *o, const double *free_gib,
                       size_t sizes, struct buf *out)
 {
 	struct engine_plan p;
@@ -231,7 +219,7 @@ static void plan_line(const struct conf *c, const struct engine_opts *o, const d
 	           gib((double)p.step_bytes), gib((double)p.program_bytes),
 	           token * p.context / (1 << 30), gib(fixed));
 	for (size_t i = 0; i < sizes; i++) {
-		double left = (free_gib[i] * (1 << 30) - fixed) * conf_float(c, "kv_memory_fraction");
+		double left = (free_gib[i] * (1 << 30) - fixed) * kv_fraction;
 		uint64_t blocks = left > 0 ? (uint64_t)(left / (double)p.block_bytes) : 0;
 		if (blocks < 2)
 			buf_printf(out, " %12s", "no");
@@ -273,7 +261,7 @@ static int plan(struct svc *s, const char *arg, struct buf *out, struct err *err
 	/* what is free on GPUs of 80 and of 141 GB */
 	double free_gib[] = {79, 139};
 	enum { GPUS_MOST = 16 };
-	struct conf *c = svc_conf(s);
+	struct worker_conf c;
 	struct engine_opts o;
 	char *end = NULL;
 	size_t sizes = arg ? 1 : 2;
@@ -281,49 +269,42 @@ static int plan(struct svc *s, const char *arg, struct buf *out, struct err *err
 		free_gib[0] = strtod(arg, &end);
 	if (arg && (!(free_gib[0] >= 1 && free_gib[0] <= 4096) || *end)) /* nan is no size either */
 		return err_set(err, ERR_INVALID, "--plan-memory=%.40s: expected 1 to 4096 GiB", arg);
-	if (strcmp(conf_str(c, "backend"), "cuda") != 0)
+	fill_conf(s, (uint64_t)(free_gib[0] * (1 << 30)), &c);
+	if (strcmp(c.backend, "cuda") != 0)
 		return err_set(err, ERR_INVALID,
-		               "backend is %s: --plan-memory is for GPUs (-o backend=cuda)",
-		               conf_str(c, "backend"));
+		               "backend is %s: --plan-memory is for GPUs (-o backend=cuda)", c.backend);
 	json_account_setup();
-	int r = engine_opts_of(c, (uint64_t)(free_gib[0] * (1 << 30)), &o, err);
+	int r = engine_opts_of(&c, &o, err);
 	if (r == 0)
 		r = plan_head(&o, free_gib, sizes, out, err);
 	unsigned set = o.tp;
 	for (o.tp = 1; o.tp <= GPUS_MOST && r == 0; o.tp++)
 		if (!(o.tp & (o.tp - 1)) || o.tp == set)
-			plan_line(c, &o, free_gib, sizes, out);
+			plan_line(c.kv_memory_fraction, &o, free_gib, sizes, out);
 	return r;
 }
 
-static void worker_rates(struct worker *w, const struct conf *c)
-{
-	const char *read = conf_str(c, "storage_read");
-	enum rates_mode mode = strcmp(read, "always") == 0  ? RATES_ALWAYS
-	                       : strcmp(read, "never") == 0 ? RATES_NEVER
-	                                                    : RATES_AUTO;
-	rates_init(&w->rates, mode, w->info->kv.block_tokens, w->info->kv.block_bytes);
-}
-
-static int pool_bytes(const struct worker *w, const struct conf *c, uint64_t *ret, struct err *err)
+static int pool_bytes(const struct worker *w, uint64_t *ret, struct err *err)
 {
 	enum { DEFAULT_MB = 512 };
-	uint64_t mb = (uint64_t)conf_int(c, "kv_memory_mb");
 	struct kern_info device;
 	int rc = 0;
 	engine_device_info(w->engine, &device);
-	*ret = (mb ? mb : DEFAULT_MB) << 20;
-	if (!mb && device.memory_bytes && (rc = engine_pool_room(w->engine, ret, err)) == 0)
-		*ret = (uint64_t)((double)*ret * conf_float(c, "kv_memory_fraction"));
+	*ret = w->conf.kv_memory_bytes;
+	if (!*ret)
+		*ret = (uint64_t)DEFAULT_MB << 20;
+	if (!w->conf.kv_memory_bytes && device.memory_bytes &&
+	    (rc = engine_pool_room(w->engine, ret, err)) == 0)
+		*ret = (uint64_t)((double)*ret * w->conf.kv_memory_fraction);
 	return rc;
 }
 
-static int open_pool(struct worker *w, const struct conf *c, struct err *err)
+static int open_pool(struct worker *w, struct err *err)
 {
 	const struct kv_layout *l = &w->info->kv;
-	uint64_t bytes = (uint64_t)conf_int(c, "kv_blocks") * l->block_bytes, blocks;
+	uint64_t bytes = w->conf.kv_blocks * l->block_bytes, blocks;
 	struct kv_data data;
-	int r = bytes ? 0 : pool_bytes(w, c, &bytes, err);
+	int r = bytes ? 0 : pool_bytes(w, &bytes, err);
 	if (r < 0)
 		return r;
 	blocks = bytes / l->block_bytes;
@@ -341,8 +322,8 @@ static int open_pool(struct worker *w, const struct conf *c, struct err *err)
 	                       .numerics = w->info->numerics,
 	                       .layout = w->layout};
 	kv_hash_root(&root, &w->root);
-	worker_rates(w, c);
-	w->events = events_new(w->svc, w->pool, (uint64_t)conf_int(c, "kv_events_ms") * 1000u,
+	rates_init(&w->rates, w->conf.storage_read, l->block_tokens, l->block_bytes);
+	w->events = events_new(w->svc, w->pool, w->conf.kv_events_us,
 	                       &(struct events_stats){WS_KV_EVENTS, WS_KV_LISTS, WS_KV_OVERFLOWS});
 	return 0;
 }
@@ -382,12 +363,12 @@ static int attach_board(struct worker *w, struct err *err)
 	return engine_attach_board(w->engine, ring, bytes, err);
 }
 
-static int attach_messager(struct worker *w, const char *name, struct handover_hello *hello,
-                           struct err *err)
+static int attach_messager(struct worker *w, struct handover_hello *hello, struct err *err)
 {
+	const char *name = w->conf.messager;
 	char path[256], endpoint[256];
 	/* for every role, because the role may be switched */
-	uint32_t slots = (uint32_t)conf_int(svc_conf(w->svc), "ring_slots");
+	uint32_t slots = w->conf.ring_slots;
 	int r = ring_create(slots, w->info->layers, svc_epoch(w->svc), &w->ring, err);
 	if (r < 0 || (r = attach_board(w, err)) < 0)
 		return r;
@@ -407,9 +388,9 @@ static void storage_ready(void *arg, uint64_t epoch)
 	writeout_storage_ready(((struct worker *)arg)->writeout, epoch);
 }
 
-static int attach_storage(struct worker *w, const char *name, const struct handover_hello *hello,
-                          struct err *err)
+static int attach_storage(struct worker *w, const struct handover_hello *hello, struct err *err)
 {
+	const char *name = w->conf.storage;
 	struct store_opts o = {.name = name,
 	                       .tag = TAG_STORAGE,
 	                       .hello = hello,
@@ -429,34 +410,33 @@ static int attach_storage(struct worker *w, const char *name, const struct hando
 
 static int start(struct svc *s, struct err *err)
 {
-	struct conf *c = svc_conf(s);
 	struct worker *w = mem_zalloc(sizeof *w);
+	const struct worker_conf *c = &w->conf;
 	w->svc = s;
 	w->region.control_fd = -1;
 	svc_set_data(s, w);
 	json_account_setup();
 	tell_init(w);
-	choose_role(w, conf_str(c, "role"));
+	conf_fill(svc_conf(s), worker_keys, &w->conf);
+	choose_role(w, c->role);
 	worker_find_drained(w);
-	int r = open_engine(w, c, err);
+	int r = open_engine(w, err);
 	if (r < 0)
 		return r;
 	w->info = engine_info(w->engine);
-	w->watch.limit_us = (uint64_t)conf_int(c, "step_timeout_ms") * 1000u;
-	w->constraints = constraints_new(conf_str(c, "model"), w->info,
-	                                 (size_t)conf_int(c, "constraint_memory_mb") << 20);
+	w->constraints = constraints_new(c->model, w->info, c->constraint_memory_bytes);
 	if ((r = tasks_new(&w->compiler, "compiler", 0, err)) < 0)
 		return r;
-	if ((r = open_pool(w, c, err)) < 0)
+	if ((r = open_pool(w, err)) < 0)
 		return r;
 	struct handover_hello hello;
 	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &w->info->kv, w->region.blocks,
 	                    w->info->backend);
-	if (strcmp(conf_str(c, "storage"), "none") != 0)
-		if ((r = attach_storage(w, conf_str(c, "storage"), &hello, err)) < 0)
+	if (strcmp(c->storage, "none") != 0)
+		if ((r = attach_storage(w, &hello, err)) < 0)
 			return r;
-	if (strcmp(conf_str(c, "messager"), "none") != 0)
-		if ((r = attach_messager(w, conf_str(c, "messager"), &hello, err)) < 0)
+	if (strcmp(c->messager, "none") != 0)
+		if ((r = attach_messager(w, &hello, err)) < 0)
 			return r;
 	if ((r = w->stage->start(w, err)) < 0)
 		return r;
@@ -467,24 +447,31 @@ static int start(struct svc *s, struct err *err)
 	log_notice(
 		"worker_ready",
 		"role=%s model=%s numerics=%s kernels=%s layout=%s blocks=%u kv_mb=%zu weight_mb=%llu "
-		"tp=%d pp=%d remote_stages=%d activation_type=%s max_batched_tokens=%u max_sequences=%u "
+		"tp=%u pp=%u remote_stages=%u activation_type=%s max_batched_tokens=%u max_sequences=%u "
 		"embeddings=%s",
 		worker_role_name(w->role), log_quote(w->info->name), w->info->numerics,
 		log_quote(device.kernels), w->layout, w->region.blocks, w->region.data_bytes >> 20,
-		(unsigned long long)(w->info->weight_bytes >> 20), (int)conf_int(c, "tensor_parallel"),
-		(int)conf_int(c, "pipeline_parallel"), (int)conf_int(c, "remote_stages"),
-		conf_str(c, "activation_type"), w->max_batched_tokens, w->max_sequences,
-		conf_bool(c, "embeddings") ? "true" : "false");
-	return worker_connect_routers(w, c, err);
+		(unsigned long long)(w->info->weight_bytes >> 20), c->tensor_parallel, c->pipeline_parallel,
+		c->remote_stages, c->activation_type, c->max_batched_tokens, c->max_sequences,
+		c->embeddings ? "true" : "false");
+	return worker_connect_routers(w, err);
+}
+
+static int reload(struct svc *s, struct err *err)
+{
+	struct worker_conf c;
+	(void)err;
+	conf_fill(svc_conf(s), worker_keys, &c);
+	worker_of(s)->conf.role_switch_timeout_us = c.role_switch_timeout_us;
+	return 0;
 }
 
 void worker_relay_by_role(struct worker *w)
 {
-	const struct conf *c = svc_conf(w->svc);
-	int saves = w->role != ROLE_PREFILL &&
-	            (conf_bool(c, "output_caching") || conf_bool(c, "save_preempted_kv"));
+	const struct worker_conf *c = &w->conf;
+	int saves = w->role != ROLE_PREFILL && (c->output_caching || c->save_preempted_kv);
 	relay_reads(w->relay, w->role == ROLE_PREFILL && w->rates.mode != RATES_NEVER);
-	relay_writes(w->relay, saves || strcmp(conf_str(c, "kv_eviction"), "recycle") != 0);
+	relay_writes(w->relay, saves || c->kv_eviction != EVICT_RECYCLE);
 }
 
 /* --- hooks --------------------------------------------------------------- */
@@ -730,6 +717,7 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		.check = check,
 		.plan = plan,
 		.start = start,
+		.reload = reload,
 		.drain = drain,
 		.idle = idle,
 		.stop = stop,

@@ -29,8 +29,45 @@ enum worker_tag { TAG_NONE, TAG_ROUTER, TAG_MESSAGER, TAG_STORAGE, TAG_WORKER };
 
 struct stage_ops;
 
+/* In the order of their names in the choices of the key. */
+enum kv_eviction { EVICT_RECYCLE, EVICT_OFFLOAD, EVICT_WRITE_THROUGH };
+
+/* Values of worker_keys; any thread may read them. Only role_switch_timeout_us changes, which is
+ * the loop's. */
+struct worker_conf {
+	const char *model, *role, *backend, *variant, *kv_type, *activation_type, *messager, *storage;
+	struct conf_items routers;
+	int device, expert_parallel, overlap_steps, embeddings;
+	uint32_t threads, tensor_parallel, pipeline_parallel, ranks_per_device, remote_stages,
+		stage_port;
+	/* pool */
+	uint64_t kv_memory_bytes, constraint_memory_bytes;
+	double kv_memory_fraction;
+	uint32_t block_tokens, kv_blocks, ring_slots;
+	/* steps and bounds */
+	uint32_t max_batched_tokens, max_sequences, prefill_chunk_tokens, max_jobs, max_queued;
+	uint64_t step_timeout_us;
+	/* prefill */
+	uint32_t prepare_threads, max_inflight_prefill;
+	int share_running_prefix, prefill_srpt;
+	uint64_t prefill_ageing_us, stall_us;
+	/* decode */
+	uint64_t lease_us, preempt_wait_us, restore_wait_us;
+	double growth_ratio, growth_ratio_min;
+	int save_preempted_kv, output_caching, speculative;
+	uint32_t spec_tokens_max, spec_ngram_min;
+	/* storage */
+	enum kv_eviction kv_eviction;
+	enum rates_mode storage_read;
+	uint32_t offload_low_percent, write_through_after;
+	uint64_t offload_wait_us, storage_lookup_wait_us, storage_read_wait_us;
+	/* links */
+	uint64_t kv_events_us, role_switch_timeout_us, resolve_us;
+};
+
 struct worker {
 	struct svc *svc;
+	struct worker_conf conf;
 	enum worker_role role;
 	struct role_switch sw;
 	int drained; /* by pdctl, also before a restart: routers send nothing new */
@@ -57,9 +94,8 @@ struct worker {
 	struct rates rates; /* measured rates of reading from storage and of computing */
 	struct watch watch;
 	const struct stage_ops *stage;
-	void *state; /* the stage's */
-	/* from the configuration */
-	uint32_t max_batched_tokens, max_sequences, max_logits;
+	void *state;               /* the stage's */
+	uint32_t max_logits;       /* rows of logits of a step */
 	_Atomic uint64_t progress; /* steps done, for the heartbeat */
 	_Atomic uint64_t prompt_tokens, cached_tokens, generated_tokens, preemptions;
 };

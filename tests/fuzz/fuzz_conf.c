@@ -3,7 +3,7 @@
  * and within its limits; what pdctl shows of them is JSON, and -o with the text of each gives the
  * same again. */
 #include "daemons/storage/storage.h"
-#include "svc/conf.h"
+#include "svc/conf_int.h"
 #include "tests/fuzz/fuzz.h"
 #include "util/mem.h"
 
@@ -23,26 +23,24 @@ const char *__lsan_default_suppressions(void)
 
 static const struct conf_key own_keys[] =
 	{/* types and limits that storage does not have */
-     {"name", CONF_STRING, "x", 1, 8, "", 0, "Name", NULL, CONF_BY_NAME},
-     {"level", CONF_STRING, "info", 0, 0, "", 1, "Level", "debug|info|warn", CONF_BY_NAME},
-     {"limit_ms", CONF_INT, "500", 0, 1e12, "ms", 1, "Limit", NULL, CONF_BY_NAME},
-     {"free", CONF_INT, "-1", 0, 0, "", 0, "No limits", NULL, CONF_BY_NAME},
-     {"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "Ratio", NULL, CONF_BY_NAME},
-     {"any", CONF_FLOAT, "0", 0, 0, "", 1, "Any number", NULL, CONF_BY_NAME},
-     {"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL, CONF_BY_NAME},
-     {"peers", CONF_LIST, "", 0, 0, "", 0, "Peers", NULL, CONF_BY_NAME},
+     {"name", CONF_STRING, "x", 1, 8, "", 0, "Name", NULL, {0}},
+     {"level", CONF_STRING, "info", 0, 0, "", 1, "Level", "debug|info|warn", {0}},
+     {"limit_ms", CONF_INT, "500", 0, 1e12, "ms", 1, "Limit", NULL, {0}},
+     {"free", CONF_INT, "-1", 0, 0, "", 0, "No limits", NULL, {0}},
+     {"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "Ratio", NULL, {0}},
+     {"any", CONF_FLOAT, "0", 0, 0, "", 1, "Any number", NULL, {0}},
+     {"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL, {0}},
+     {"peers", CONF_LIST, "", 0, 0, "", 0, "Peers", NULL, {0}},
      CONF_END};
 static const struct conf_key *const tables[] = {own_keys, storage_keys, NULL};
 
 /* --- what was taken ------------------------------------------------------ */
 
-static void check_list(const struct conf *c, const struct conf_key *k)
+static void check_list(const struct conf_value *v, const struct conf_key *k)
 {
-	const char *const *items;
-	int n = conf_list(c, k->name, &items);
-	must(n >= k->min && n <= (k->max > 0 ? k->max : 1024));
-	for (int i = 0; i < n; i++)
-		must(items[i][0] && !strpbrk(items[i], " \t\n"));
+	must(v->n_items >= k->min && v->n_items <= (k->max > 0 ? k->max : 1024));
+	for (size_t i = 0; i < v->n_items; i++)
+		must(v->items[i][0] && !strpbrk(v->items[i], " \t\n"));
 }
 
 static int is_choice(const char *choices, const char *value)
@@ -56,23 +54,26 @@ static int is_choice(const char *choices, const char *value)
 
 static void check_value(const struct conf *c, const struct conf_key *k)
 {
+	if (k->type == CONF_REMOVED)
+		return;
+	const struct conf_value *v = &conf_entry_find(c, k->name)->value;
 	int bounded = k->min != 0 || k->max != 0;
 	double x = 0;
 	switch (k->type) {
-	case CONF_BOOL: must((unsigned)conf_bool(c, k->name) <= 1); return;
-	case CONF_INT: x = (double)conf_int(c, k->name); break;
+	case CONF_BOOL: must((uint64_t)v->integer <= 1); return;
+	case CONF_INT: x = (double)v->integer; break;
 	case CONF_FLOAT:
-		x = conf_float(c, k->name);
+		x = v->real;
 		must(isfinite(x));
 		break;
 	case CONF_STRING:
 		if (k->choices)
-			must(is_choice(k->choices, conf_str(c, k->name)));
-		x = (double)strlen(conf_str(c, k->name));
+			must(is_choice(k->choices, v->text));
+		x = (double)strlen(v->text);
 		must(x <= 4096);
 		bounded = bounded && !k->choices && k->max > 0;
 		break;
-	case CONF_LIST: check_list(c, k); return;
+	case CONF_LIST: check_list(v, k); return;
 	case CONF_REMOVED: return;
 	}
 	must(!bounded || (x >= k->min && x <= k->max));

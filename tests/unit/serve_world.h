@@ -349,7 +349,7 @@ static inline void start_with(uint64_t capacity, unsigned threads)
 	base = event_base_new();
 	figures = stat_new(storage_stats, ST_COUNT);
 	memset(&st, 0, sizeof st);
-	st.clients_max = 4; /* half of them by one process */
+	st.conf.workers_max = 4; /* half of them by one process */
 	list_init(&st.findings);
 	ck_assert_int_eq(tier_memory_new(capacity, &gate.inner, &err), 0);
 	gate.tier.ops = &gate_ops;

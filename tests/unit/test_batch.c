@@ -61,8 +61,8 @@ static void set_up(void)
 	w.info = &info;
 	w.svc = &svc;
 	w.region.blocks = POOL;
-	w.max_batched_tokens = 256;
-	w.max_sequences = 32;
+	w.conf.max_batched_tokens = 256;
+	w.conf.max_sequences = 32;
 	w.max_logits = 64;
 	ck_assert_int_eq(ring_create(JOBS, info.layers, 1, &w.ring, &err), 0);
 	for (unsigned i = 0; i < WS_COUNT; i++)
@@ -76,11 +76,11 @@ static void set_up(void)
 	batcher.published = on_published;
 	batcher.config = (struct batcher_config){.order = ORDER_FIFO,
 	                                         .ageing_us = 1000000,
-	                                         .chunk_tokens = w.max_batched_tokens};
+	                                         .chunk_tokens = w.conf.max_batched_tokens};
 	list_init(&batcher.own.running);
 	list_init(&batcher.own.waiting);
-	step->spans = mem_array(w.max_sequences, sizeof *step->spans);
-	step->runs = mem_array(w.max_sequences, sizeof *step->runs);
+	step->spans = mem_array(w.conf.max_sequences, sizeof *step->spans);
+	step->runs = mem_array(w.conf.max_sequences, sizeof *step->runs);
 	step->draws = mem_array(64, sizeof *step->draws);
 }
 
@@ -245,7 +245,7 @@ TEST(test_random_loads_are_computed_once)
 		if (round)
 			set_up();
 		batcher.config.order = round % 2 ? ORDER_SRPT : ORDER_FIFO;
-		w.max_sequences = 1 + (uint32_t)random() % 32;
+		w.conf.max_sequences = 1 + (uint32_t)random() % 32;
 		w.max_logits = 2 + (uint32_t)random() % 63;
 		for (unsigned i = 0; i < JOBS; i++)
 			add(1 + (uint32_t)random() % 900, random() % 4 == 0, (uint64_t)random() % 3000000);
@@ -260,19 +260,20 @@ TEST(test_random_loads_are_computed_once)
 			}
 			uint32_t n = fill();
 			ck_assert_uint_ge(n, 1);
-			ck_assert_uint_le(n, w.max_sequences);
+			ck_assert_uint_le(n, w.conf.max_sequences);
 			for (uint32_t i = 0; i < n; i++) {
 				sum += step->spans[i].n;
 				rows += step->spans[i].logits == ENGINE_LOGITS_ALL
 				            ? step->spans[i].n
 				            : step->spans[i].logits == ENGINE_LOGITS_LAST;
 			}
-			ck_assert_uint_le(sum, w.max_batched_tokens);
+			ck_assert_uint_le(sum, w.conf.max_batched_tokens);
 			ck_assert_uint_le(rows, w.max_logits);
 			/* nothing but the budget ended this step, or rows that only a last token lacks */
-			if (plain == open && n < w.max_sequences && n < open)
-				ck_assert_uint_ge(sum + open,
-				                  left < w.max_batched_tokens ? left : w.max_batched_tokens);
+			if (plain == open && n < w.conf.max_sequences && n < open)
+				ck_assert_uint_ge(sum + open, left < w.conf.max_batched_tokens
+				                                  ? left
+				                                  : w.conf.max_batched_tokens);
 			done(n);
 		}
 		if (round < 49)

@@ -1,7 +1,7 @@
 /* test_conf.c - configuration: what is taken, what is refused and with which words, what a
  * reload changes. */
 /* run: parser */
-#include "svc/conf.h"
+#include "svc/conf_int.h"
 #include "util/mem.h"
 #include "tempdir.h"
 
@@ -13,29 +13,41 @@
 #include <unistd.h>
 
 static const struct conf_key common_table[] = {
-	{"name", CONF_STRING, "x", 1, 8, "", 0, "Name", NULL, CONF_BY_NAME},
-	{"level", CONF_STRING, "info", 0, 0, "", 1, "Level", "debug|info|warn", CONF_BY_NAME},
+	{"name", CONF_STRING, "x", 1, 8, "", 0, "Name", NULL, {0}},
+	{"level", CONF_STRING, "info", 0, 0, "", 1, "Level", "debug|info|warn", {0}},
 	CONF_END,
 };
 static const struct conf_key own_table[] = {
-	{"threads", CONF_INT, "2", 1, 64, "threads", 0, "Threads", NULL, CONF_BY_NAME},
-	{"limit_ms", CONF_INT, "500", 0, 9007199254740991, "ms", 1, "limit", NULL, CONF_BY_NAME},
-	{"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "kv_aware: ratio", NULL, CONF_BY_NAME},
-	{"offload", CONF_BOOL, "true", 0, 0, "", 1, "Offload", NULL, CONF_BY_NAME},
-	{"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL, CONF_BY_NAME},
-	{"free", CONF_INT, "-1", 0, 0, "", 0,
+	{"threads", CONF_INT, "2", 1, 64, "threads", 0, "Threads", NULL, {0}},
+	{"limit_ms", CONF_INT, "500", 0, 9007199254740991, "ms", 1, "limit", NULL, {0}},
+	{"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "kv_aware: ratio", NULL, {0}},
+	{"offload", CONF_BOOL, "true", 0, 0, "", 1, "Offload", NULL, {0}},
+	{"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL, {0}},
+	{"free",
+     CONF_INT,
+     "-1",
+     0,
+     0,
+     "",
+     0,
      "No limits at all, and a help that needs more than one line: it goes on and on, word after "
      "word, until the line is full and another one has to begin",
-     NULL, CONF_BY_NAME},
+     NULL,
+     {0}},
 	CONF_END,
 };
 static const struct conf_key required_table[] = {
-	{"model", CONF_STRING, "", 1, 100, "", 0, "Model file", NULL, CONF_BY_NAME},
+	{"model", CONF_STRING, "", 1, 100, "", 0, "Model file", NULL, {0}},
 	CONF_END,
 };
 static const struct conf_key *const tables[] = {common_table, own_table, NULL};
 
 static char path[TEST_FOLDER_BYTES];
+
+static const struct conf_value *value(const struct conf *c, const char *key)
+{
+	return &conf_entry_find(c, key)->value;
+}
 
 static void write_file(const char *text)
 {
@@ -61,16 +73,15 @@ TEST_CASE("conf", .setup = make_path, .teardown = remove_path);
 TEST(test_defaults)
 {
 	struct conf *c;
-	const char *const *items;
 	ck_assert_int_eq(conf_load(tables, NULL, NULL, 0, &c, NULL), 0);
-	ck_assert_str_eq(conf_str(c, "name"), "x");
-	ck_assert_int_eq(conf_int(c, "threads"), 2);
-	ck_assert_int_eq(conf_int(c, "free"), -1);
-	ck_assert_double_eq(conf_float(c, "ratio"), 0.5);
-	ck_assert_int_eq(conf_bool(c, "offload"), 1);
-	ck_assert_int_eq(conf_list(c, "routers", &items), 2);
-	ck_assert_str_eq(items[0], "a");
-	ck_assert_str_eq(items[1], "b");
+	ck_assert_str_eq(value(c, "name")->text, "x");
+	ck_assert_int_eq(value(c, "threads")->integer, 2);
+	ck_assert_int_eq(value(c, "free")->integer, -1);
+	ck_assert_double_eq(value(c, "ratio")->real, 0.5);
+	ck_assert_int_eq(value(c, "offload")->integer, 1);
+	ck_assert_int_eq(value(c, "routers")->n_items, 2);
+	ck_assert_str_eq(value(c, "routers")->items[0], "a");
+	ck_assert_str_eq(value(c, "routers")->items[1], "b");
 	conf_destroy(&c);
 	ck_assert_ptr_null(c);
 }
@@ -79,20 +90,19 @@ TEST(test_file_and_options)
 {
 	struct conf *c;
 	struct err err = {0};
-	const char *const *items;
 	char *const options[] = {(char *)"threads=9", (char *)"routers=ipc://a  ipc://b",
 	                         (char *)"offload=no", (char *)"name=n=1"};
 	write_file("threads = 4;\nlimit_ms = 5000000000L;\nratio = 1;\nrouters = [\"q\"];\nlevel = "
 	           "\"debug\";\n");
 	ck_assert_msg(conf_load(tables, path, options, 4, &c, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(conf_int(c, "threads"), 9);
-	ck_assert_int_eq(conf_int(c, "limit_ms"), 5000000000);
-	ck_assert_double_eq(conf_float(c, "ratio"), 1);
-	ck_assert_str_eq(conf_str(c, "level"), "debug");
-	ck_assert_str_eq(conf_str(c, "name"), "n=1");
-	ck_assert_int_eq(conf_bool(c, "offload"), 0);
-	ck_assert_int_eq(conf_list(c, "routers", &items), 2);
-	ck_assert_str_eq(items[1], "ipc://b");
+	ck_assert_int_eq(value(c, "threads")->integer, 9);
+	ck_assert_int_eq(value(c, "limit_ms")->integer, 5000000000);
+	ck_assert_double_eq(value(c, "ratio")->real, 1);
+	ck_assert_str_eq(value(c, "level")->text, "debug");
+	ck_assert_str_eq(value(c, "name")->text, "n=1");
+	ck_assert_int_eq(value(c, "offload")->integer, 0);
+	ck_assert_int_eq(value(c, "routers")->n_items, 2);
+	ck_assert_str_eq(value(c, "routers")->items[1], "ipc://b");
 	conf_destroy(&c);
 }
 
@@ -200,7 +210,7 @@ TEST_LOOP(test_numbers, 0, sizeof numbers / sizeof *numbers)
 	struct err err = {0};
 	write_file(numbers[_i].file);
 	ck_assert_msg(conf_load(tables, path, NULL, 0, &c, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(conf_int(c, numbers[_i].key), numbers[_i].want);
+	ck_assert_int_eq(value(c, numbers[_i].key)->integer, numbers[_i].want);
 	conf_destroy(&c);
 }
 
@@ -214,8 +224,8 @@ TEST(test_fractions)
 		snprintf(text, sizeof text, "ratio = %s; threads = 3;", halves[i]);
 		write_file(text);
 		ck_assert_msg(conf_load(tables, path, NULL, 0, &c, &err) == 0, "%s", err.text);
-		ck_assert_double_eq(conf_float(c, "ratio"), 0.5);
-		ck_assert_int_eq(conf_int(c, "threads"), 3);
+		ck_assert_double_eq(value(c, "ratio")->real, 0.5);
+		ck_assert_int_eq(value(c, "threads")->integer, 3);
 		conf_destroy(&c);
 	}
 }
@@ -250,7 +260,7 @@ TEST(test_required)
 	ck_assert_str_eq(err.text,
 	                 "configuration: the key \"model\" is missing and has no default: Model file");
 	ck_assert_int_eq(conf_load(with, NULL, option, 1, &c, &err), 0);
-	ck_assert_str_eq(conf_str(c, "model"), "m.gguf");
+	ck_assert_str_eq(value(c, "model")->text, "m.gguf");
 	conf_destroy(&c);
 }
 
@@ -264,7 +274,7 @@ static int apply(void *arg, struct err *err)
 {
 	struct applied *a = arg;
 	a->calls++;
-	a->seen = conf_float(a->c, "ratio");
+	a->seen = value(a->c, "ratio")->real;
 	return a->code ? err_set(err, a->code, "so it is") : 0;
 }
 
@@ -282,7 +292,7 @@ TEST(test_reload_that_cannot_be_applied)
 		ck_assert_str_eq(err.text, i ? "" : "so it is");
 		ck_assert_int_eq(a.calls, i + 1);
 		ck_assert_double_eq(a.seen, 0.75);
-		ck_assert_double_eq(conf_float(a.c, "ratio"), i ? 0.75 : 0.25);
+		ck_assert_double_eq(value(a.c, "ratio")->real, i ? 0.75 : 0.25);
 		ck_assert(i ? !strcmp(changed, "ratio") && !strcmp(refused, "threads")
 		            : !changed && !refused);
 		free(changed);
@@ -305,15 +315,15 @@ TEST(test_reload)
 	ck_assert_int_eq(conf_reload(c, NULL, NULL, &changed, &refused, &err), 0);
 	ck_assert_str_eq(changed, "ratio offload routers");
 	ck_assert_str_eq(refused, "threads");
-	ck_assert_int_eq(conf_int(c, "threads"), 4);
-	ck_assert_int_eq(conf_int(c, "limit_ms"), 7);
-	ck_assert_double_eq(conf_float(c, "ratio"), 0.75);
-	ck_assert_int_eq(conf_bool(c, "offload"), 0);
+	ck_assert_int_eq(value(c, "threads")->integer, 4);
+	ck_assert_int_eq(value(c, "limit_ms")->integer, 7);
+	ck_assert_double_eq(value(c, "ratio")->real, 0.75);
+	ck_assert_int_eq(value(c, "offload")->integer, 0);
 	free(changed);
 	free(refused);
 	write_file("ratio = 2;");
 	ck_assert_int_eq(conf_reload(c, NULL, NULL, &changed, &refused, &err), ERR_INVALID);
-	ck_assert_double_eq(conf_float(c, "ratio"), 0.75);
+	ck_assert_double_eq(value(c, "ratio")->real, 0.75);
 	write_file("threads = 4; ratio = 0.75; offload = false;");
 	ck_assert_int_eq(conf_reload(c, NULL, NULL, &changed, &refused, &err), 0);
 	ck_assert_ptr_null(changed);
@@ -326,8 +336,8 @@ TEST(test_reload)
 TEST(test_defaults_that_depend)
 {
 	static const struct conf_key slots_table[] = {
-		{"slots", CONF_INT, "4; name=gpu: 16", 1, 64, "slots", 0, "slots", NULL, CONF_BY_NAME},
-		{"routers", CONF_LIST, "a; name=gpu: b", 0, 3, "", 0, "Routers", NULL, CONF_BY_NAME},
+		{"slots", CONF_INT, "4; name=gpu: 16", 1, 64, "slots", 0, "slots", NULL, {0}},
+		{"routers", CONF_LIST, "a; name=gpu: b", 0, 3, "", 0, "Routers", NULL, {0}},
 		CONF_END,
 	};
 	static const struct conf_key *const dependent[] = {common_table, slots_table, NULL};
@@ -346,7 +356,7 @@ TEST(test_defaults_that_depend)
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		write_file(cases[i].file);
 		ck_assert_msg(conf_load(dependent, path, NULL, 0, &c, &err) == 0, "%s", err.text);
-		ck_assert_int_eq(conf_int(c, "slots"), atoi(cases[i].value));
+		ck_assert_int_eq(value(c, "slots")->integer, atoi(cases[i].value));
 		buf_init(&b, 0);
 		conf_json(c, &b);
 		ck_assert_msg(strstr(b.data, cases[i].shown) && strstr(b.data, cases[i].source), "%s",
@@ -354,10 +364,10 @@ TEST(test_defaults_that_depend)
 		buf_fini(&b);
 		conf_set_default(c, "slots", "8", "default of a small one");
 		int set = strstr(cases[i].file, "slots") != NULL;
-		ck_assert_int_eq(conf_int(c, "slots"), set ? atoi(cases[i].value) : 8);
+		ck_assert_int_eq(value(c, "slots")->integer, set ? atoi(cases[i].value) : 8);
 		ck_assert_int_eq(conf_reload(c, NULL, NULL, &changed, &refused, &err), 0);
 		ck_assert(!changed && !refused);
-		ck_assert_int_eq(conf_int(c, "slots"), set ? atoi(cases[i].value) : 8);
+		ck_assert_int_eq(value(c, "slots")->integer, set ? atoi(cases[i].value) : 8);
 		conf_destroy(&c);
 	}
 	buf_init(&b, 0);
@@ -400,7 +410,6 @@ TEST(test_help_is_a_file)
 	struct conf *c;
 	struct err err = {0};
 	struct buf b;
-	const char *const *items;
 	buf_init(&b, 0);
 	conf_help(tables, &b);
 	ck_assert_ptr_nonnull(strstr(b.data, "# Threads. Range: 1 to 64 threads.\n#threads = 2;\n"));
@@ -415,10 +424,10 @@ TEST(test_help_is_a_file)
 			*p = ' ';
 	write_file(b.data);
 	ck_assert_msg(conf_load(tables, path, NULL, 0, &c, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(conf_int(c, "threads"), 2);
-	ck_assert_int_eq(conf_int(c, "free"), -1);
-	ck_assert_int_eq(conf_list(c, "routers", &items), 2);
-	ck_assert_str_eq(items[1], "b");
+	ck_assert_int_eq(value(c, "threads")->integer, 2);
+	ck_assert_int_eq(value(c, "free")->integer, -1);
+	ck_assert_int_eq(value(c, "routers")->n_items, 2);
+	ck_assert_str_eq(value(c, "routers")->items[1], "b");
 	conf_destroy(&c);
 	buf_fini(&b);
 }
@@ -426,10 +435,10 @@ TEST(test_help_is_a_file)
 /* A key of earlier versions names what replaced it, from a file, an option, and at a reload. */
 TEST(a_removed_key_says_what_to_do)
 {
-	static const struct conf_key some[] = {{"level", CONF_INT, "3", 0, 9, "", 1, "a level", NULL,
-	                                        CONF_BY_NAME},
-	                                       CONF_GONE("depth", "set level instead"),
-	                                       CONF_END};
+	static const struct conf_key some[] = {
+		{"level", CONF_INT, "3", 0, 9, "", 1, "a level", NULL, {0}},
+		CONF_GONE("depth", "set level instead"),
+		CONF_END};
 	const struct conf_key *const both[] = {some, NULL};
 	char *const options[] = {(char *)"depth=3"};
 	struct conf *c;
@@ -453,6 +462,8 @@ TEST(values_are_put_into_a_structure)
 		size_t bytes;
 		double share;
 		const char *name;
+		int port;
+		struct conf_items routers;
 	} v = {0};
 	static const struct conf_key some[] = {
 		{"on", CONF_BOOL, "true", 0, 0, "", 0, "a", NULL, CONF_TO(struct values, on)},
@@ -464,7 +475,9 @@ TEST(values_are_put_into_a_structure)
 	     CONF_BYTES(struct values, bytes)},
 		{"share", CONF_FLOAT, "0.25", 0, 1, "", 0, "f", NULL, CONF_TO(struct values, share)},
 		{"name", CONF_STRING, "x", 0, 9, "", 0, "g", NULL, CONF_TO(struct values, name)},
-		{"other", CONF_INT, "1", 0, 9, "", 0, "h", NULL, CONF_BY_NAME},
+		{"port", CONF_INT, "-3", -9, 9, "", 0, "h", NULL, CONF_TO(struct values, port)},
+		{"routers", CONF_LIST, "x yy", 0, 3, "", 0, "i", NULL, CONF_TO(struct values, routers)},
+		CONF_GONE("other", "x"),
 		CONF_END};
 	const struct conf_key *const one[] = {some, NULL};
 	struct conf *c;
@@ -475,5 +488,6 @@ TEST(values_are_put_into_a_structure)
 	ck_assert_uint_eq(v.wait_us, 9000000000u);
 	ck_assert_uint_eq(v.bytes, (size_t)5000 << 20);
 	ck_assert_str_eq(v.name, "x");
+	ck_assert(v.port == -3 && v.routers.n == 2 && strcmp(v.routers.item[1], "yy") == 0);
 	conf_destroy(&c);
 }

@@ -20,7 +20,7 @@ static void make(uint32_t blocks)
 {
 	memset(&W, 0, sizeof W);
 	W.pool = kv_pool_new(blocks, 16, gens);
-	W.max_sequences = 8;
+	W.conf.max_sequences = 8;
 	info.kv.block_tokens = 16;
 	W.info = &info;
 	D = mem_zalloc(sizeof *D);

@@ -72,8 +72,8 @@ static void set_up(void)
 	info.kv.block_tokens = 1000;
 	w.info = &info;
 	w.svc = &svc;
-	w.max_batched_tokens = 64;
-	w.max_sequences = RUNS;
+	w.conf.max_batched_tokens = 64;
+	w.conf.max_sequences = RUNS;
 	w.max_logits = 64;
 	svc.stats = stat_new(worker_stats, WS_COUNT);
 	svc.base = event_base_new();

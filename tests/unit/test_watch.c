@@ -29,7 +29,7 @@ static void begin(uint64_t limit_us)
 	memset(&E, 0, sizeof E);
 	E.ops = &ops;
 	W.engine = &E;
-	W.watch.limit_us = limit_us;
+	W.conf.step_timeout_us = limit_us;
 	watch_look(&W);
 }
 

@@ -27,7 +27,6 @@ struct put {
 };
 
 static struct event_base *base;
-static struct conf *conf;
 static struct stat_set *stats;
 static struct put wrote[256];
 static uint32_t n_wrote;
@@ -42,11 +41,6 @@ struct event_base *svc_base(struct svc *s)
 {
 	(void)s;
 	return base;
-}
-struct conf *svc_conf(struct svc *s)
-{
-	(void)s;
-	return conf;
 }
 struct stat_set *svc_stats(struct svc *s)
 {
@@ -130,30 +124,19 @@ static void sent(uint32_t n)
 	ck_assert_uint_eq(n_wrote, n);
 }
 
-static void begin(const char *policy, const char *low_percent, const char *after)
+static void begin(enum kv_eviction eviction, uint32_t low_percent, uint32_t after)
 {
-	static const struct conf_key keys[] = {
-		{"kv_eviction", CONF_STRING, "recycle", 0, 16, "", 0, "", NULL, CONF_BY_NAME},
-		{"offload_low_percent", CONF_INT, "20", 1, 90, "percent", 0, "", NULL, CONF_BY_NAME},
-		{"write_through_after", CONF_INT, "1", 0, 1000000, "uses", 0, "", NULL, CONF_BY_NAME},
-		CONF_END,
-	};
-	static const struct conf_key *const tables[] = {keys, NULL};
 	static const struct stage_ops stage = {.name = "test", .room = on_room};
 	static struct stat_def defs[WS_COUNT];
-	char o[3][64];
-	char *overrides[] = {o[0], o[1], o[2]};
-	struct err err = {0};
 	for (unsigned i = 0; i < WS_COUNT; i++)
 		defs[i] = (struct stat_def){
 			"x", "x", i == WS_WRITE_SECONDS || i == WS_SAVE_SECONDS ? STAT_SECONDS : STAT_COUNTER};
-	snprintf(o[0], sizeof o[0], "kv_eviction=%s", policy);
-	snprintf(o[1], sizeof o[1], "offload_low_percent=%s", low_percent);
-	snprintf(o[2], sizeof o[2], "write_through_after=%s", after);
-	ck_assert_msg(conf_load(tables, NULL, overrides, 3, &conf, &err) == 0, "%s", err.text);
 	stats = stat_new(defs, WS_COUNT);
 	base = event_base_new();
 	w = (struct worker){.stage = &stage, .state = &w, .region = {.blocks = BLOCKS}};
+	w.conf.kv_eviction = eviction;
+	w.conf.offload_low_percent = low_percent;
+	w.conf.write_through_after = after;
 	w.pool = kv_pool_new(BLOCKS, BT, generations);
 	w.writeout = writeout_new(&w);
 	ready = 1;
@@ -172,7 +155,6 @@ static void end(void)
 	ck_assert_uint_eq(ks.readers, 0);
 	kv_pool_destroy(&w.pool);
 	stat_destroy(&stats);
-	conf_destroy(&conf);
 	event_base_free(base);
 }
 
@@ -237,7 +219,7 @@ TEST_CASE("writeout", .timeout_s = 60);
 TEST(recycle_writes_what_is_asked_for)
 {
 	uint32_t b[BLOCKS];
-	begin("recycle", "20", "1");
+	begin(EVICT_RECYCLE, 20, 1);
 	cache(1, 390, b);
 	loop_for(30);
 	ck_assert_uint_eq(n_wrote, 0);
@@ -272,7 +254,7 @@ TEST(recycle_writes_what_is_asked_for)
 TEST(offload_writes_the_oldest)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
-	begin("offload", "20", "1");
+	begin(EVICT_OFFLOAD, 20, 1);
 	cache(1, 100, b);
 	cache(1001, 200, b + 100);
 	loop_for(20);
@@ -306,7 +288,7 @@ TEST(write_through_after_two_uses)
 {
 	uint32_t b[8], m[8];
 	struct kv_hash h[8];
-	begin("write_through", "20", "2");
+	begin(EVICT_WRITE_THROUGH, 20, 2);
 	cache(1, 8, b);
 	for (uint32_t i = 0; i < 8; i++)
 		h[i] = H(1 + i);
@@ -328,7 +310,7 @@ TEST(write_through_after_two_uses)
 TEST(write_through_at_once)
 {
 	uint32_t b[8];
-	begin("write_through", "20", "0");
+	begin(EVICT_WRITE_THROUGH, 20, 0);
 	make(1, 8, b); /* still in use */
 	sent(1);
 	ck_assert_uint_eq(wrote[0].n, 8);
@@ -342,7 +324,7 @@ TEST(write_through_at_once)
 TEST(a_bounded_number_under_way)
 {
 	uint32_t b[BLOCKS];
-	begin("write_through", "20", "0");
+	begin(EVICT_WRITE_THROUGH, 20, 0);
 	make(1, 300, b);
 	sent(2);
 	ck_assert_uint_eq(wrote[0].n, 64);
@@ -367,7 +349,7 @@ TEST(a_bounded_number_under_way)
 TEST(storage_is_away)
 {
 	uint32_t b[8];
-	begin("write_through", "20", "0");
+	begin(EVICT_WRITE_THROUGH, 20, 0);
 	ready = 0;
 	cache(1, 8, b);
 	loop_for(30);
@@ -384,7 +366,7 @@ TEST(storage_is_away)
 TEST(storage_is_restarted)
 {
 	uint32_t b[30];
-	begin("write_through", "20", "0");
+	begin(EVICT_WRITE_THROUGH, 20, 0);
 	cache(1, 10, b);
 	sent(1);
 	answer(1, 0, STORE_TIER_MEMORY, 7);
@@ -415,7 +397,7 @@ TEST(storage_is_restarted)
 TEST(offload_after_a_restart)
 {
 	uint32_t b[BLOCKS];
-	begin("offload", "10", "1");
+	begin(EVICT_OFFLOAD, 10, 1);
 	cache(1, BLOCKS, b);
 	sent(1);
 	ck_assert_uint_eq(wrote[0].n, 40);
@@ -436,7 +418,7 @@ TEST(offload_after_a_restart)
 TEST(storage_does_not_answer)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
-	begin("write_through", "20", "0");
+	begin(EVICT_WRITE_THROUGH, 20, 0);
 	cache(1, 8, b);
 	sent(1);
 	uint64_t at = clock_us();
@@ -472,7 +454,7 @@ TEST(storage_does_not_answer)
 TEST(what_failed_waits_for_its_next_use)
 {
 	uint32_t b[BLOCKS];
-	begin("offload", "10", "1");
+	begin(EVICT_OFFLOAD, 10, 1);
 	cache(1, BLOCKS, b);
 	sent(1);
 	answer(1, 0, 0, 7);
@@ -494,7 +476,7 @@ TEST(what_failed_waits_for_its_next_use)
 TEST(given_up)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
-	begin("write_through", "20", "0");
+	begin(EVICT_WRITE_THROUGH, 20, 0);
 	cache(1, 60, b);
 	sent(1);
 	uint64_t now = clock_us();
@@ -530,7 +512,7 @@ static const struct reqid B = {2, 1};
 TEST(saved_at_once)
 {
 	uint32_t b[BLOCKS];
-	begin("recycle", "20", "0");
+	begin(EVICT_RECYCLE, 20, 0);
 	make(1, 150, b);
 	ck_assert_uint_eq(kv_pool_want_stored(w.pool, b, 10), 10);
 	sent(1);
@@ -568,7 +550,7 @@ TEST(saved_at_once)
 TEST(saved_in_vain)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
-	begin("recycle", "20", "0");
+	begin(EVICT_RECYCLE, 20, 0);
 	make(1, 60, b);
 	writeout_save(w.writeout, &B, b, 60);
 	sent(1);
@@ -603,7 +585,7 @@ TEST(saved_in_vain)
 TEST(saved_to_whom)
 {
 	uint32_t b[8];
-	begin("recycle", "20", "0");
+	begin(EVICT_RECYCLE, 20, 0);
 	make(1, 8, b);
 	ready = 0;
 	writeout_save(w.writeout, &B, b, 8);
@@ -631,7 +613,7 @@ TEST(saved_to_whom)
 TEST(cannot_send)
 {
 	uint32_t b[8];
-	begin("write_through", "20", "0");
+	begin(EVICT_WRITE_THROUGH, 20, 0);
 	put_fails = ERR_FULL;
 	cache(1, 8, b);
 	loop_for(30);
@@ -650,7 +632,7 @@ TEST(cannot_send)
 TEST(ends_in_the_middle)
 {
 	uint32_t b[BLOCKS];
-	begin("write_through", "20", "0");
+	begin(EVICT_WRITE_THROUGH, 20, 0);
 	cache(1, 100, b);
 	sent(2);
 	for (uint32_t i = 0; i < 2; i++)
@@ -668,7 +650,7 @@ TEST(ends_in_the_middle)
 TEST(who_waits_comes_first)
 {
 	uint32_t b[BLOCKS], t[8];
-	begin("offload", "1", "1");
+	begin(EVICT_OFFLOAD, 1, 1);
 	cache(1, BLOCKS, b);
 	sent(1);
 	ck_assert_uint_eq(wrote[0].n, 4);

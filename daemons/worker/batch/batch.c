@@ -322,8 +322,9 @@ void batch_fill(struct batcher *b, struct batch_step *s)
 		b->own.unmasked += r->over; /* given back when its mask is ready */
 		plain += !r->req.pooling && !score_is_owed(&r->req, r->scored) &&
 		         run_tokens_left_then(r) > 1;
-		if (run_tokens_left_then(r) == 1 && s->n < w->max_sequences && logits < w->max_logits &&
-		    preempt_is_ready(b, r) && !run_ends_in_flight(r) && prepare(b, r)) {
+		if (run_tokens_left_then(r) == 1 && s->n < w->conf.max_sequences &&
+		    logits < w->max_logits && preempt_is_ready(b, r) && !run_ends_in_flight(r) &&
+		    prepare(b, r)) {
 			/* the row of its last token, and rows of the draft, for which there is room */
 			uint32_t take = 1 + r->ahead;
 			add_span(b, s, r, take, &draws);
@@ -331,8 +332,8 @@ void batch_fill(struct batcher *b, struct batch_step *s)
 			logits += take;
 		}
 	}
-	uint32_t free_rows = rows < w->max_batched_tokens ? w->max_batched_tokens - rows : 0;
-	uint32_t budget = (uint32_t)least(rows ? b->config.chunk_tokens : w->max_batched_tokens,
+	uint32_t free_rows = rows < w->conf.max_batched_tokens ? w->conf.max_batched_tokens - rows : 0;
+	uint32_t budget = (uint32_t)least(rows ? b->config.chunk_tokens : w->conf.max_batched_tokens,
 	                                  free_rows);
 	/* a prompt whose tokens all need a row of logits leaves some to those that need one row each */
 	uint32_t kept = (uint32_t)least(plain, w->max_logits / 2);
@@ -340,7 +341,7 @@ void batch_fill(struct batcher *b, struct batch_step *s)
 		struct run *r = list_entry(it, struct run, node);
 		uint32_t left = run_tokens_left_then(r), take = (uint32_t)least(left, budget);
 		int all = score_is_owed(&r->req, r->scored), draws_last = take == left && !r->req.pooling;
-		if (!budget || s->n == w->max_sequences)
+		if (!budget || s->n == w->conf.max_sequences)
 			break;
 		if (r->step == s || left <= 1 || !preempt_is_ready(b, r))
 			continue;
@@ -665,8 +666,8 @@ int batcher_start(struct batcher *b, struct err *err)
 	list_init(&own->restores);
 	for (struct batch_step *s = own->step; s < own->step + 2; s++) {
 		s->draws = mem_array(b->w->max_logits, sizeof *s->draws);
-		s->spans = mem_array(b->w->max_sequences, sizeof *s->spans);
-		s->runs = mem_array(b->w->max_sequences, sizeof *s->runs);
+		s->spans = mem_array(b->w->conf.max_sequences, sizeof *s->spans);
+		s->runs = mem_array(b->w->conf.max_sequences, sizeof *s->runs);
 	}
 	own->drafts = drafts_new(b);
 	constraints_on_mask(b->w->constraints, mask_done, b);

@@ -126,7 +126,7 @@ enum batch_order {
 struct batcher_config {
 	enum batch_order order;
 	uint64_t ageing_us;
-	int drafts;     /* speculative decoding, by the configuration */
+	int drafts;     /* speculative decoding */
 	int hands_over; /* the messager is told which runs are scheduled */
 	uint32_t chunk_tokens;
 	int save_preempted, keep_outputs;

@@ -139,7 +139,7 @@ void preempt_admit(struct batcher *b)
 {
 	list_each_safe(it, nx, &b->own.waiting) {
 		struct run *r = run_of(it);
-		if (b->own.lacking || b->own.n_running >= b->w->max_sequences)
+		if (b->own.lacking || b->own.n_running >= b->w->conf.max_sequences)
 			return; /* running ones go first */
 		if (r->over)
 			continue;

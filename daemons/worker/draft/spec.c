@@ -57,13 +57,12 @@ static int find_ngram(struct sequence_drafts *sd, const struct request_copy *req
 struct drafts *drafts_new(const struct batcher *b)
 {
 	struct worker *w = b->w;
-	struct conf *c = svc_conf(w->svc);
 	struct drafts *s = mem_zalloc(sizeof *s);
-	s->is_on = b->config.drafts && strcmp(conf_str(c, "speculative"), "off") != 0;
-	s->tokens_max = (uint32_t)conf_int(c, "spec_tokens_max");
-	s->ngram_min = (uint32_t)conf_int(c, "spec_ngram_min");
-	s->want = mem_array(w->max_sequences, sizeof *s->want);
-	s->wanting = mem_array(w->max_sequences, sizeof *s->wanting);
+	s->is_on = b->config.drafts;
+	s->tokens_max = w->conf.spec_tokens_max;
+	s->ngram_min = w->conf.spec_ngram_min;
+	s->want = mem_array(w->conf.max_sequences, sizeof *s->want);
+	s->wanting = mem_array(w->conf.max_sequences, sizeof *s->wanting);
 	s->unused = mem_array(w->info->histories, sizeof *s->unused);
 	while (s->n_unused < w->info->histories) {
 		s->unused[s->n_unused] = s->n_unused + 1;
@@ -196,11 +195,11 @@ void drafts_plan(struct batcher *b)
 			continue; /* it takes part in no step, perhaps before storage has answered */
 		decode += left == 1;
 		prompt += left > 1 ? left : 0;
-		if (left == 1 && n < b->w->max_sequences && wants(s, b, r, &s->want[n]))
+		if (left == 1 && n < b->w->conf.max_sequences && wants(s, b, r, &s->want[n]))
 			s->wanting[n++] = r;
 	}
-	uint32_t spare = spec_spare(b->w->max_batched_tokens, b->config.chunk_tokens, decode, prompt,
-	                            &chunk);
+	uint32_t spare = spec_spare(b->w->conf.max_batched_tokens, b->config.chunk_tokens, decode,
+	                            prompt, &chunk);
 	if (!n || !spec_share(&s->cost, decode, chunk, spare, s->want, n))
 		return;
 	int may_begin = 1; /* one history a step: it takes room in the batch */

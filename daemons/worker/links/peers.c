@@ -23,46 +23,45 @@ static void router_left(void *arg, const struct peer *p)
 	peer_lists_drop(&w->peer_lists, p);
 }
 
-int worker_connect_routers(struct worker *w, const struct conf *c, struct err *err)
+int worker_connect_routers(struct worker *w, struct err *err)
 {
-	const char *const *items;
-	int n = conf_list(c, "routers", &items), r = 0;
+	const struct conf_items *named = &w->conf.routers;
+	int r = 0;
 	char endpoint[256];
 	svc_ipc_endpoint(w->svc, "router", endpoint, sizeof endpoint);
 	w->routers = routers_new(&(struct routers_opts){
 		.base = svc_base(w->svc),
 		.chan = svc_chan(w->svc),
 		.tag = TAG_ROUTER,
-		.resolve_us = (uint64_t)conf_int(c, "resolve_s") * 1000000u,
-		.dns_servers = conf_str(c, "dns_servers"),
+		.resolve_us = w->conf.resolve_us,
+		.dns_servers = svc_common(w->svc)->dns_servers,
 		.left = router_left,
 		.arg = w,
 	});
-	for (int i = 0; i < n && r == 0; i++)
-		r = routers_add(w->routers, items[i], err);
-	return n ? r : routers_add(w->routers, endpoint, err);
+	for (unsigned i = 0; i < named->n && r == 0; i++)
+		r = routers_add(w->routers, named->item[i], err);
+	return named->n ? r : routers_add(w->routers, endpoint, err);
 }
 
 /* The messager that has this worker's memory: a name in a folder of a host. The folder is known by
  * its device and inode, since hosts and containers may use one path for different ones. */
 static void describe_site(struct worker *w, char *out, size_t size)
 {
-	const struct conf *c = svc_conf(w->svc);
 	struct stat st;
 	Pds__Process self;
 	*out = 0;
-	if (!tell_has_messager(&w->tell) || stat(conf_str(c, "rundir"), &st) < 0)
+	if (!tell_has_messager(&w->tell) || stat(svc_common(w->svc)->rundir, &st) < 0)
 		return;
 	process_self(&self);
 	snprintf(out, size, "%s:%llx:%llx:%s", self.boot_id, (unsigned long long)st.st_dev,
-	         (unsigned long long)st.st_ino, conf_str(c, "messager"));
+	         (unsigned long long)st.st_ino, w->conf.messager);
 }
 
 void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 {
 	static char endpoint[256], site[160];
 	struct svc *s = w->svc;
-	const char *e = conf_str(svc_conf(s), "endpoint");
+	const char *e = svc_common(s)->endpoint;
 	if (e[0])
 		snprintf(endpoint, sizeof endpoint, "%s", e);
 	else
@@ -75,8 +74,8 @@ void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 	i->layout = w->layout;
 	i->blocks = w->region.blocks;
 	i->block_tokens = w->info->kv.block_tokens;
-	i->max_sequences = w->max_sequences;
-	i->step_tokens = w->max_batched_tokens;
+	i->max_sequences = w->conf.max_sequences;
+	i->step_tokens = w->conf.max_batched_tokens;
 	i->context_tokens = w->info->context;
 	i->handover_tokens = worker_handover_tokens(w);
 	i->hidden = w->info->has_hidden ? w->info->hidden : 0;

@@ -12,7 +12,7 @@ struct worker;
 int worker_connect(struct worker *w, const char *endpoint, const char *name, int tag,
                    struct err *err);
 /* To all routers of the configuration, or to the one of this host. */
-int worker_connect_routers(struct worker *w, const struct conf *c, struct err *err);
+int worker_connect_routers(struct worker *w, struct err *err);
 
 /* Fills i; its strings stay the worker's. */
 void worker_describe(struct worker *w, Pds__WorkerInfo *i);

@@ -309,7 +309,7 @@ static int listen_at(struct gather *g, struct err *err)
 {
 	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
 	                               .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE};
-	const char *listen = conf_str(svc_conf(g->svc), "listen");
+	const char *listen = svc_common(g->svc)->listen;
 	char host[ENDPOINT_BYTES_MAX + 1] = "127.0.0.1", port[8];
 	struct addrinfo *a = NULL;
 	struct sockaddr_storage bound;

@@ -48,10 +48,9 @@ void tell_changed(struct worker *w)
 
 void tell_messager_awaited(struct worker *w)
 {
-	const struct conf *c = svc_conf(w->svc);
+	const struct svc_conf *c = svc_common(w->svc);
 	/* it answers our heartbeats, which go out every five heartbeat_ms or more often */
-	uint64_t beats_us = (uint64_t)conf_int(c, "heartbeat_ms") * 7500u;
-	w->tell.silent_us = most(beats_us, (uint64_t)conf_int(c, "silence_ms") * 750u);
+	w->tell.silent_us = most(c->heartbeat_us * 15 / 2, c->silence_us * 3 / 4);
 	w->tell.has_messager = 1;
 	tell_messager_seen(w);
 }

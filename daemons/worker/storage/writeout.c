@@ -424,14 +424,12 @@ void writeout_json(struct writeout *wo, struct buf *out)
 
 static void set_policy(struct writeout *wo)
 {
-	const struct conf *c = svc_conf(wo->w->svc);
-	const char *policy = conf_str(c, "kv_eviction");
+	const struct worker_conf *c = &wo->w->conf;
 	uint32_t low = 0, after = UINT32_MAX;
-	if (strcmp(policy, "offload") == 0)
-		low = (uint32_t)((uint64_t)wo->w->region.blocks *
-		                 (uint64_t)conf_int(c, "offload_low_percent") / 100u);
-	else if (strcmp(policy, "write_through") == 0)
-		after = (uint32_t)conf_int(c, "write_through_after");
+	if (c->kv_eviction == EVICT_OFFLOAD)
+		low = (uint32_t)((uint64_t)wo->w->region.blocks * c->offload_low_percent / 100u);
+	else if (c->kv_eviction == EVICT_WRITE_THROUGH)
+		after = c->write_through_after;
 	kv_pool_write_policy(wo->w->pool, low, after, something_is_due, wo);
 }
 
