@@ -1,4 +1,5 @@
-/* chat_message.c - see chat_message.h. Text -> thoughts and the rest -> calls and content. */
+/* chat_message.c - see chat_message.h. Text is split into thoughts and the rest, the rest into
+ * calls and content. */
 #include "chat_message.h"
 #include "util/mem.h"
 #include "util/quota.h"
@@ -17,7 +18,7 @@ static struct message_piece *last_piece(const struct message *m)
 static struct message_piece *begin_piece(struct message *m, enum message_kind kind)
 {
 	struct message_piece *last = last_piece(m);
-	if (last && last->kind == MESSAGE_CONTENT) /* it also has the rows of what followed its text */
+	if (last && last->kind == MESSAGE_CONTENT) /* it also gets the rows of tokens behind its text */
 		last->row_to = m->rows_given = m->n_rows;
 	if (m->n_pieces == m->pieces_size) {
 		size_t size = m->pieces_size ? 2 * m->pieces_size : PIECES_MIN;
@@ -32,7 +33,7 @@ static struct message_piece *begin_piece(struct message *m, enum message_kind ki
 		m->pieces_size = size;
 	}
 	struct message_piece *p = &m->pieces[m->n_pieces++];
-	struct buf text = p->text; /* its memory, if message_given has left it some */
+	struct buf text = p->text; /* memory that message_given has left */
 	memset(p, 0, sizeof *p);
 	p->kind = kind;
 	p->text = text;
@@ -205,7 +206,7 @@ size_t message_bytes(const struct message *m, enum message_kind kind)
 	return n;
 }
 
-/* The first piece keeps its memory: most of what follows is one. */
+/* The first piece keeps its memory, because most messages are sent one piece at a time. */
 void message_given(struct message *m)
 {
 	if (m->n_pieces)

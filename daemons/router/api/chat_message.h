@@ -11,14 +11,14 @@
 #include <stddef.h>
 
 struct message_opts {
-	const struct toolcall_format *calls;      /* NULL: calls are not looked for */
+	const struct toolcall_format *calls;      /* NULL: the text is not searched for calls */
 	struct toolcall_tools *tools;             /* with calls */
-	const struct reasoning_format *reasoning; /* NULL: thoughts are not looked for */
-	enum reasoning_at at;                     /* where the answer begins */
-	int marks_reasoning;                      /* thoughts stay in the text, with what marks them */
+	const struct reasoning_format *reasoning; /* NULL: nor for thoughts */
+	enum reasoning_at at;                     /* the state at the answer's beginning */
+	int marks_reasoning;                      /* thoughts stay in the text, with their markers */
 	int drop_reasoning;                       /* thoughts are not sent */
 	int one_call;                             /* the answer ends with its first call */
-	/* the request names the function: as the call is expected, the finish reason stays "stop" */
+	/* the request names the function: the call is no choice, so the finish reason stays "stop" */
 	int named;
 };
 
@@ -32,17 +32,17 @@ struct message_piece {
 	/* MESSAGE_CALL */
 	unsigned index;
 	int begins;      /* this piece has id and name */
-	int is_complete; /* its arguments are, a JSON object: it was not broken off */
+	int is_complete; /* its arguments are a complete JSON object */
 	char id[TOOLCALL_ID_SIZE], name[TOOLCALL_NAME_MAX + 1];
 };
 
 struct message {
 	const struct message_opts *opts;
-	struct quota *quota; /* that texts are taken from */
-	const char *seed;    /* of ids; the call's */
+	struct quota *quota; /* of which texts take their memory */
+	const char *seed;    /* for the ids of calls */
 	unsigned choice;
-	struct toolcall *toolcall; /* NULL: not looked for */
-	struct reasoning *split;   /* NULL: not looked for */
+	struct toolcall *toolcall; /* NULL: no search for calls */
+	struct reasoning *split;   /* NULL: no search for thoughts */
 	int finished, enough;      /* enough: the answer ends here, because of one_call */
 	int is_cut;                /* the last call is not complete so far */
 	/* the quota had no room for some text, which is missing with all that followed it */
@@ -51,11 +51,11 @@ struct message {
 	struct message_piece *pieces;
 	size_t n_pieces, pieces_size;
 	uint32_t n_rows, n_tokens; /* see message_feed */
-	/* of those, what belongs to a piece already; of the tokens, what belongs to thoughts */
+	/* of those, how many belong to a piece; and how many tokens belong to thoughts */
 	uint32_t rows_given, tokens_given, thought_tokens;
 };
 
-/* opts, q and seed must outlive it; seed may be filled in later, before the first text. */
+/* opts, q and seed must outlive the message; seed may be set later, before the first text. */
 struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed,
                             unsigned choice);
 void message_destroy(struct message **m);

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#define EVENT "data: " /* of the head: only events begin with it */
+#define EVENT "data: " /* begins the head; complete answers leave it out */
 
 void choices_head(struct request *q, const char *object)
 {

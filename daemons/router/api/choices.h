@@ -1,6 +1,6 @@
 /* choices.h - what completions and chat share: OpenAI's answers as a list of choices. An event is
- * written by hand into one buffer: what all events of a request begin with is made once
- * (choices_head), and nothing of an ordinary token is formatted but its number and its text. */
+ * written by hand into one buffer: the common beginning of a request's events is made once
+ * (choices_head), and of an ordinary token only its number and its text are formatted. */
 #ifndef ROUTER_CHOICES_H
 #define ROUTER_CHOICES_H
 

@@ -17,15 +17,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define REPLY_PIECES 64u /* of a message, in one list of parts */
+#define REPLY_PIECES 64u /* limit on a message's pieces in one list of parts */
 #define ADD(out, literal) buf_add(out, literal, sizeof literal - 1)
 
 struct answer;
 struct request;
 
 struct dialect {
-	const char *id_prefix; /* of requests' ids; "": they have none */
-	const char *id_header; /* of an answer, besides X-Request-Id; NULL: none */
+	const char *id_prefix; /* of the ids of requests; "": they have no id */
+	const char *id_header; /* a further header with the id, beside X-Request-Id; NULL: none */
 	/* An answer is split into pieces of a message. IF_ASKED: if it may have thoughts or calls */
 	enum { SPLITS_NEVER, SPLITS_IF_ASKED, SPLITS_ALWAYS } splits;
 	/* Events repeat what was sent before: a stream's message, and its rows of log-probabilities,
@@ -34,8 +34,8 @@ struct dialect {
 	/* What all events and the complete answer begin with, into request.reply.head */
 	void (*head)(struct request *q);
 	/* Appends the next events of a stream: about max_size bytes of a long beginning or end, then
-	 * text[0..text_len), or the pieces of the message, and what came with them. Returns 1 when
-	 * everything up to text_len has been written. */
+	 * text[0..text_len) or the pieces of the message, with their ids and log-probabilities. Returns
+	 * 1 when everything up to text_len has been written. */
 	int (*chunk)(struct answer *ans, size_t text_len, size_t max_size, struct buf *out);
 	int (*is_empty)(const struct answer *ans); /* there is nothing for a chunk */
 	/* about how many bytes of a stream have yet to be sent in steps; 0: none. May be NULL: never */
@@ -52,10 +52,10 @@ extern const struct dialect dialect_completions, dialect_chat, dialect_responses
 extern const struct dialect dialect_embeddings;
 extern const struct dialect dialect_json, dialect_messages_json; /* they differ in their errors */
 
-/* Of an error on this path before a request has begun. */
+/* For errors on this path before a request has begun. */
 const struct dialect *dialect_of_path(const char *path);
 
-/* Tokens of the prompts, of the answers, and of the former those that were cached. */
+/* Tokens of all prompts, of these the cached ones, and of all answers. */
 struct reply_usage {
 	uint32_t prompt, cached, generated;
 };

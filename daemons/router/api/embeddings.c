@@ -10,7 +10,7 @@
 
 /* --- the request --------------------------------------------------------- */
 
-/* The index of the string in names, -1 with the error set. Absent or null: def. */
+/* Returns the index of the string in names; def if it is absent or null; -1 with the error set. */
 static int read_choice(struct request_prepare *q, const json_t *o, const char *name,
                        const char *const names[2], int def)
 {
@@ -52,7 +52,7 @@ int api_embeddings_prepare(struct request_prepare *q, const json_t *o)
 	q->p.sampling.top_p = 1;
 	q->p.sampling.logprobs = q->p.logprobs = q->p.prompt_logprobs = -1;
 	q->p.n = 1;
-	q->p.has_max_tokens = 1; /* none, as long as lengths are checked */
+	q->p.has_max_tokens = 1; /* 0 while lengths are checked */
 	q->max_answers = q->embed.inputs_max;
 	if (q->embed.never)
 		return api_bad(&q->error, NULL,
@@ -72,7 +72,7 @@ int api_embeddings_prepare(struct request_prepare *q, const json_t *o)
 		               q->embed.inputs_max);
 	if (prompts_read(q, v, "input") < 0 || prompt_check_lengths(q, "input") < 0)
 		return -1;
-	q->p.max_tokens = 1; /* of an attempt; it draws none */
+	q->p.max_tokens = 1; /* an attempt needs one, and draws none */
 	return 0;
 }
 

@@ -7,9 +7,9 @@
 struct answer;
 struct request_prepare;
 
-/* Keeps what the answer shows of an embedding: its first elements (dimensions), normalised unless
- * the client does not want that. 0 or -1: no memory. values: (embed.hidden) */
+/* Keeps the part of an embedding that the answer shows: its first elements (dimensions), normalised
+ * unless the client does not want that. 0 or -1: no memory. values: (embed.hidden) */
 int embeddings_keep(struct answer *ans, const float *values);
-/* Memory that embeddings_keep takes. */
+/* The memory that embeddings_keep takes for one embedding. */
 size_t embeddings_bytes(const struct request_prepare *q);
 #endif

@@ -18,7 +18,7 @@ static int no_form_memory(struct request_prepare *q, const char *param)
 	return api_fault(&q->error, 503, "%s: this server has no memory to look at it now", param);
 }
 
-/* param: the parameter that asks; a second one is refused. */
+/* param: the parameter that asks for the form; a second one is refused. */
 int format_constrain(struct request_prepare *q, const char *param, unsigned kind, char *text,
                      int strict)
 {
@@ -120,7 +120,7 @@ static int read_response_format(struct request_prepare *q, const json_t *v)
 		               "response_format must be an object with a type, got %s", param_show(v));
 	if (strcmp(type, "text") == 0)
 		return 0;
-	const json_t *own = member(v, "schema"); /* llama.cpp's way to give one */
+	const json_t *own = member(v, "schema"); /* as llama.cpp takes a schema */
 	if (strcmp(type, "json_object") == 0)
 		return own ? constrain_json(q, "response_format", own, 0)
 		           : format_constrain(q, "response_format", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0);
@@ -239,7 +239,7 @@ json_t *format_thoughts(const struct request_prepare *q, const char *prompt, siz
 		return json_array();
 	const struct reasoning_form *f = reasoning_format_form(format);
 	enum reasoning_at at = reasoning_opened(format, prompt, len);
-	int is_row = *f->answer != 0; /* of messages; what the prompt began is one */
+	int is_row = *f->answer != 0; /* the format has messages, and the prompt may have begun one */
 	json_t *first;
 	if (at == REASONING_BEFORE && (is_row || q->model->opens_by_token))
 		first = json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open, "free",

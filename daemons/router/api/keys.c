@@ -18,7 +18,7 @@ _Static_assert(crypto_hash_sha256_BYTES == 32, "a hash has 64 hexadecimal digits
 
 struct api_key {
 	unsigned char hash[32];
-	struct tenant *tenant; /* once the file counts */
+	struct tenant *tenant; /* set when the file takes effect */
 	char name[TENANT_NAME_MAX];
 	uint32_t limit[TENANT_LIMITS];
 	int shared_cache;
@@ -141,7 +141,8 @@ static int read_keys(struct api_keys *k, struct map *names, FILE *f, const char 
 	return r < 0 ? r : 0;
 }
 
-/* The tenants of these keys, with what the same names had used under the old ones. */
+/* Sets the tenants of these keys. A name that the old keys have keeps its tenant, and so its use so
+ * far. */
 static void take_tenants(struct api_keys *k, const struct api_keys *old, struct map *names,
                          uint64_t now_us)
 {

@@ -1,8 +1,8 @@
 /* logprob.c - rows of log-probabilities as JSON, in both of OpenAI's shapes and in vLLM's for
  * prompts.
  *
- * Completions: parallel arrays; a token that is no UTF-8 by itself is written bytes:\xe2\x80, as
- * OpenAI did, so that keys of top_logprobs stay apart. Chat: objects with the token's exact
+ * Completions: parallel arrays; a token that is not valid UTF-8 is written bytes:\xe2\x80, like
+ * OpenAI's, so that keys of top_logprobs stay distinct. Chat: objects with the token's exact
  * bytes. Infinite values become -9999, because JSON has none. */
 #include "logprob.h"
 #include "text/tokenizer.h"
@@ -128,7 +128,7 @@ static void logprob_number(float v, struct buf *out)
 	buf_add(out, text, n);
 }
 
-/* A token's bytes; if the vocabulary lacks it, "token_id:N" in room. */
+/* Returns a token's bytes; if the vocabulary lacks it, "token_id:N", written to room. */
 static const char *token_bytes(const struct model *m, uint32_t id, char room[32], size_t *ret_len)
 {
 	static const char prefix[] = "token_id:";

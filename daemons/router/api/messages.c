@@ -12,7 +12,7 @@
 
 static const char only_text[] = "only text blocks are";
 
-/* A block's text; NULL with the error set. supported: what may be there */
+/* Returns a block's text; NULL with the error set. supported: for the error, which types are */
 static const json_t *block_text(struct request_prepare *q, const char *path, const json_t *block,
                                 const char *supported)
 {
@@ -31,7 +31,8 @@ static const json_t *block_text(struct request_prepare *q, const char *path, con
 	return NULL;
 }
 
-/* The blocks of v, or NULL with the error set; 1 if it is a string instead. */
+/* Returns 1 if v is a string; 0 if it is an array of blocks, with their number; -1 with the
+ * error set. */
 static int read_blocks(struct request_prepare *q, const char *path, const json_t *v, size_t *ret_n)
 {
 	*ret_n = json_array_size(v);
@@ -42,7 +43,7 @@ static int read_blocks(struct request_prepare *q, const char *path, const json_t
 	return 0;
 }
 
-/* A string or text blocks, as chat's content. */
+/* Returns a string or text blocks in the form of chat's content; NULL as in translate.h. */
 static json_t *read_text_blocks(struct request_prepare *q, const char *path, const json_t *v)
 {
 	size_t n;
@@ -106,7 +107,7 @@ static int read_tool_result(struct request_prepare *q, const char *path, const j
 	return r;
 }
 
-/* A message for each result, and one for the text between them. */
+/* Adds a message for each result, and one for the text between results. */
 static int read_user(struct request_prepare *q, const char *path, const json_t *blocks,
                      json_t *messages)
 {
@@ -393,7 +394,7 @@ static int count_tokens(struct request_prepare *q, const json_t *chat)
 {
 	struct prompt p = {0};
 	struct buf text;
-	q->context = 0; /* counting is allowed beyond it */
+	q->context = 0; /* longer prompts are counted, too */
 	buf_init_quota(&text, chat_request_text_max(q->body.len), &q->quota);
 	int r = chat_render(q, chat, &text, NULL);
 	if (r == 0)

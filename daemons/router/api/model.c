@@ -29,7 +29,8 @@ void model_name_of(const char *path, char *out, size_t size)
 			*s = '-';
 }
 
-/* From a GGUF file; of a folder, and where positions are stretched, the workers report it. */
+/* Reads the context length from a GGUF file. For a folder, and for scaled positions, the workers
+ * report it. */
 static void read_context(struct model *m)
 {
 	struct gguf_str arch, scaling;
@@ -44,7 +45,7 @@ static void read_context(struct model *m)
 	gguf_get_u32(m->text.file, key, &m->context);
 }
 
-/* How it writes thoughts and calls of tools, as its chat template shows. */
+/* Detects the formats of thoughts and tool calls from the chat template. */
 static void see_template(struct model *m)
 {
 	const struct chat_template *t = chat_set_choose(&m->text.chats, 1);
@@ -145,7 +146,7 @@ void served_model_close(struct model **mp)
 
 /* --- thoughts and calls of tools ----------------------------------------- */
 
-/* 1: text is one token, with this id. */
+/* Returns 1 if text is one token, with this id. */
 static int is_one_token(const struct tokenizer *t, const char *text, uint32_t *ret_id)
 {
 	struct token_list l = {0};
@@ -157,8 +158,8 @@ static int is_one_token(const struct tokenizer *t, const char *text, uint32_t *r
 	return is_one;
 }
 
-/* Markers that are special tokens: their text is left out of answers, unless the answer looks for
- * it. */
+/* Keeps a marker that is a special token: its text is left out of answers, except for the
+ * answers that search for it. */
 static void add_marker(struct model *m, const char *text, unsigned whose)
 {
 	uint32_t id;

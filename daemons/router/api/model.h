@@ -31,12 +31,12 @@ struct model {
 	unsigned n_aliases;
 	char path[1024];
 	struct text_model text;
-	const struct tokenizer *tokenizer; /* of text; NULL: only token ids are served */
-	/* how it writes calls of tools; NULL: unknown, or turned off */
+	const struct tokenizer *tokenizer; /* text.tokenizer; NULL: only token ids are served */
+	/* the format of its tool calls; NULL: unknown, or turned off */
 	const struct toolcall_format *calls;
-	const struct reasoning_format *reasoning; /* and thoughts */
+	const struct reasoning_format *reasoning; /* of its thoughts */
 	int opens_by_token; /* the marker that opens thoughts is a token of its own */
-	/* of these formats, if they are special tokens */
+	/* the markers of these formats that are special tokens */
 	struct model_marker markers[MODEL_MARKERS_MAX];
 	unsigned n_markers;
 	uint32_t context; /* 0: unknown here, workers report it */
@@ -50,17 +50,18 @@ void model_name_of(const char *path, char *out, size_t size);
  * does not support is an error that names it. */
 int served_model_open(const char *path, const char *served_name, struct model **ret_m,
                       struct err *err);
-/* Copies them; once. ERR_INVALID names one that is empty, too long, or a name already. */
+/* Copies them; call it once. ERR_INVALID: the error names one that is empty, too long, or a name
+ * already. */
 int model_set_aliases(struct model *m, const char *const *names, unsigned n, struct err *err);
 int model_has_name(const struct model *m, const char *name);
-/* Uses the chat template in this file, or for "" the model's own, which must be valid then. To be
- * called once, before the model is used. */
+/* Uses the chat template in this file, or for "" the model's own, which must be valid then. Call it
+ * once, before the model is used. */
 int model_use_template(struct model *m, const char *path, struct err *err);
 void served_model_close(struct model **m);
 
 /* Does its chat template show a request's tools to the model? */
 int model_shows_tools(const struct model *m);
-/* Each is "auto" (as the template shows), "none" or a format's name. To be called once, after the
+/* Each is "auto" (from the template), "none" or a format's name. Call it once, after the
  * tokenizer is open. */
 int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser,
                       struct err *err);

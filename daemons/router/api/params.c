@@ -23,7 +23,7 @@ int param_int(const json_t *o, const char *name, int64_t min, int64_t max, int64
 		n = json_integer_value(v);
 	} else if (json_is_real(v)) {
 		double d = json_real_value(v);
-		good = fabs(d) < 9e15 && d == floor(d); /* 16.0 is an integer to most JSON writers */
+		good = fabs(d) < 9e15 && d == floor(d); /* many JSON writers write 16.0 for an integer */
 		n = good ? (int64_t)d : 0;
 	} else {
 		good = !v;
@@ -222,7 +222,7 @@ static int read_stream(const json_t *o, struct params *p, struct api_error *e)
 	return 0;
 }
 
-/* The client's session, if it names one; only for placement. */
+/* Reads the key of the client's session, which is only for placement. */
 static int read_session(const json_t *o, struct params *p, struct api_error *e)
 {
 	static const char *const names[] = {"user", "prompt_cache_key"};

@@ -1,6 +1,6 @@
 /* params.h - the parameters of a request, read from JSON and checked: an error names the parameter,
- * the value and the range. Known ones that this build does not support are refused, unless their
- * value asks for nothing; unknown ones: unknown.c. */
+ * the value and the range. Known parameters that this build does not support are refused,
+ * unless their value asks for nothing; for unknown ones see unknown.c. */
 #ifndef ROUTER_PARAMS_H
 #define ROUTER_PARAMS_H
 
@@ -24,7 +24,7 @@
 struct params {
 	int stream, include_usage, continuous_usage;
 	int echo, ignore_eos, return_token_ids, include_stop, skip_special, add_special;
-	int timings, timings_per_token; /* of the answer; of each event, too */
+	int timings, timings_per_token; /* in the answer; in each event, too */
 	int has_max_tokens;
 	uint32_t max_tokens;
 	uint32_t n;
@@ -51,12 +51,12 @@ static inline const char *param_show(const json_t *v)
 	return body_show(v);
 }
 
-/* All that completions and chat share. n_max: limit on n. */
+/* Reads all that completions and chat share. n_max: limit on n. */
 int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, struct api_error *e);
 /* truncate_prompt_tokens */
 int params_read_truncate(const json_t *o, struct params *p, struct api_error *e);
-/* Those that name tokens, by id or by text: logit_bias, allowed_token_ids,
- * bad_words. t NULL: no text. After params_read. */
+/* Reads those that name tokens, by id or by text: logit_bias, allowed_token_ids, bad_words. t NULL:
+ * no tokenizer, so no text. Call it after params_read. */
 int params_read_ids(const json_t *o, const struct tokenizer *t, uint32_t vocab, struct params *p,
                     struct api_error *e);
 void params_fini(struct params *p);

@@ -13,7 +13,7 @@
 #define IDS_PIECE 1024u
 #define FLOATS_PIECE 512u
 #define BASE64_PIECE 6144u   /* bytes; a multiple of 3, which become 4 characters */
-#define TEXT_MAX (16u << 20) /* far more than a list has */
+#define TEXT_MAX (16u << 20) /* far more than one list needs */
 
 enum part_kind {
 	PART_TEXT,

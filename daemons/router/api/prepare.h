@@ -23,7 +23,7 @@ enum request_kind {
 	KIND_RESPONSES, /* these two are made into a chat request */
 	KIND_MESSAGES,
 	KIND_EMBEDDING,
-	KIND_COUNT_TOKENS, /* of a KIND_MESSAGES */
+	KIND_COUNT_TOKENS, /* of a request of KIND_MESSAGES */
 	KIND_TOKENIZE,
 	KIND_DETOKENIZE
 };
@@ -33,7 +33,7 @@ struct embed_params {
 	/* set by the event loop: elements of the workers' embeddings, 0 if none makes any; the default
 	 * of `pooling` */
 	uint32_t hidden, inputs_max;
-	int never; /* no worker makes any, nor did one that is down */
+	int never; /* no known worker makes embeddings, up or down */
 	Pds__Pooling pooling;
 	uint32_t dimensions; /* elements that the client wants */
 	int normalize, base64;
@@ -50,7 +50,7 @@ struct prompt {
 	/* log-probabilities, if wanted: row i belongs to token i. Complete before the first token of
 	 * an answer */
 	struct rows rows;
-	struct detok detok; /* of the tokens that have rows: finds their place in the text */
+	struct detok detok; /* of the tokens that have rows; gives their place in the text */
 	size_t row_chars;
 };
 
@@ -61,23 +61,24 @@ struct request_prepare {
 	enum request_kind kind;
 	const struct model *model;
 	int64_t created_s;
-	uint32_t context, vocab; /* limits as they were then */
-	uint32_t max_model_len;  /* context, to show */
+	uint32_t context, vocab; /* the limits at that time */
+	uint32_t max_model_len;  /* context, for the answer of /tokenize */
 	uint32_t prompt_max;     /* of the prefill workers; 0: unknown */
 	uint32_t max_answers, default_max_tokens;
-	int refuse_unknown;              /* parameters; else the answer has warnings */
-	char salt_name[TENANT_NAME_MAX]; /* whose cached prefixes it shares; "": all without a salt */
-	struct prefix_roots roots; /* of the workers there were then; empty: no policy uses them */
-	struct http_body body;     /* until it is parsed; its len stays */
-	int is_gzip;               /* the body, until it is inflated */
-	size_t body_max;           /* limit on its length then */
+	int refuse_unknown; /* refuse unknown parameters instead of warning */
+	/* the tenant whose cached prefixes it shares; "": those without a salt */
+	char salt_name[TENANT_NAME_MAX];
+	struct prefix_roots roots; /* of the workers at that time; empty: no policy uses them */
+	struct http_body body;     /* freed when it is parsed; its len stays */
+	int is_gzip;               /* the body is compressed */
+	size_t body_max;           /* limit on the decompressed length */
 	json_t *parsed;            /* the body, on its way to a text thread; else NULL */
 	struct json_account json;
-	struct quota quota; /* what the request may hold, to its end */
+	struct quota quota; /* memory that the request holds, to its end */
 	/* results */
 	size_t extra_bytes; /* work beyond that of body.len bytes: text_job.more */
 	struct api_error error;
-	int refused; /* the error is by budget_refuse */
+	int refused; /* budget_refuse has set the error */
 	struct params p;
 	struct buf warnings;         /* members of a JSON array, for the answer; empty: none */
 	struct buf echo;             /* responses: members of the answer that repeat the request */
@@ -117,9 +118,9 @@ int prompt_need_text(struct request_prepare *q, const char *param);
 int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text, size_t len,
                   const char *param);
 int prompt_check_lengths(struct request_prepare *q, const char *param);
-/* What the answer needs of the prompts besides their tokens. */
+/* Keeps what the answer needs of the prompts besides their tokens: text, ids, rows. */
 int prompt_keep(struct request_prepare *q);
-/* The next rows of a prompt: n of m's tokens, from `from` on. */
+/* Adds the next rows of a prompt: n of m's tokens, from `from` on. */
 void prompt_add_rows(const struct request_prepare *q, struct prompt *p,
                      const Pds__PromptLogprobs *m, size_t from, size_t n);
 /* Is it answered by workers? */
@@ -135,35 +136,34 @@ static inline int prompt_rows_complete(const struct request_prepare *q, const st
 {
 	return !q->p.sampling.prompt_logprobs || p->rows.n == p->tokens.n;
 }
-/* unknown.c: parameters that this server does not know, into q->warnings, or refused. */
+/* unknown.c: parameters that this server does not know become q->warnings, or are refused. */
 int params_unknown(struct request_prepare *q, const json_t *o);
 /* The schema of such a request's body, for /openapi.json. */
 void params_describe(enum request_kind kind, struct buf *out);
-/* The same of what constrains nothing in a schema (grammar_ignored), which `where` names. */
+/* Likewise for keywords of a schema that constrain nothing (grammar_ignored). where: the schema */
 struct grammar;
 int params_ignored(struct request_prepare *q, const char *param, const char *where,
                    const struct grammar *g);
-/* A new object with those members of o that this kind of request and a chat request have in common.
- * NULL: no memory. */
+/* Returns a new object with the members of o that this kind of request and a chat request have in
+ * common. NULL: no memory. */
 json_t *params_of_chat(const json_t *o, enum request_kind kind);
 /* chat.c: the prompt of a chat request (o), appended to out. ret_tools: its tools, for
  * chat_tools_fini; NULL: not wanted */
 int chat_render(struct request_prepare *q, const json_t *o, struct buf *out,
                 struct chat_tools *ret_tools);
-/* tools.c: what the request says about tools and thoughts, into q->message. */
+/* tools.c: reads what the request says about tools and thoughts into q->message. */
 int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *ret);
-/* The form of an answer that must be a call. o: the request; prompt: as it was rendered. */
+/* Sets the form of an answer that must be a call. o: the request; prompt: as rendered. */
 int tools_force(struct request_prepare *q, const json_t *o, const struct chat_tools *tools,
                 const char *prompt, size_t len);
-/* format.c: the form that the answers must have. */
+/* format.c: reads the form that the answers must have. */
 int format_read(struct request_prepare *q, const json_t *o);
 int format_is_asked(const json_t *o); /* 1: it has to be compiled, which takes milliseconds */
-/* If the model thinks, the form applies to the answer after its thoughts. prompt: as it was
- * rendered. */
+/* If the model thinks, the form applies to the answer after its thoughts. prompt: as rendered. */
 int format_behind_thoughts(struct request_prepare *q, const char *prompt, size_t len);
-/* The pieces (GRAMMAR_STRUCTURE) before those of a bound answer, as an array that may be empty: the
- * rest of the thoughts that the prompt opened, or thoughts if the model wants them; and, unless it
- * is a call, what opens an answer. A new reference; NULL: no memory. */
+/* The pieces (GRAMMAR_STRUCTURE) before those of a constrained answer, as an array that may be
+ * empty: the rest of the thoughts that the prompt opened, or thoughts if the model wants them;
+ * and, unless it is a call, what opens an answer. A new reference; NULL: no memory. */
 json_t *format_thoughts(const struct request_prepare *q, const char *prompt, size_t len,
                         int is_call);
 /* kind: enum grammar_kind; text is malloc'd and taken */

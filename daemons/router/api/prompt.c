@@ -25,8 +25,8 @@ int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text,
 {
 	if (prompt_need_text(q, param) < 0)
 		return -1;
-	/* A prompt that is too long is counted, so that the refusal can say by how much, as far as
-	 * that costs little. */
+	/* A prompt that is too long is counted up to this limit, so that the refusal can name its
+	 * length. */
 	size_t most = q->context && !q->p.truncate ? (size_t)q->context * COUNTED_TIMES : 0;
 	p->tokens.quota = &q->quota;
 	int r = tokenizer_encode_prompt(q->model->tokenizer, text, len, q->p.add_special, most,
@@ -82,7 +82,7 @@ static int too_long(struct request_prepare *q, const char *param, size_t prompt,
 	return -1;
 }
 
-/* truncate_prompt_tokens: the last tokens are kept, and only those are echoed. */
+/* truncate_prompt_tokens: keeps the last tokens of each prompt; only those are echoed. */
 static int truncate_prompts(struct request_prepare *q)
 {
 	if (q->p.truncate > 0 && q->context && q->p.truncate > q->context)

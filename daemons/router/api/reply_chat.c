@@ -12,7 +12,7 @@ static void chat_head(struct request *q)
 
 /* --- the message --------------------------------------------------------- */
 
-/* All pieces of a kind as one string. */
+/* Puts all pieces of a kind as one string. */
 static void put_pieces(const struct message *m, const char *name, enum message_kind kind,
                        struct answer_parts *p)
 {

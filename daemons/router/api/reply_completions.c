@@ -11,7 +11,7 @@ static void completions_head(struct request *q)
 	choices_head(q, "text_completion");
 }
 
-/* The answer shows its prompt's log-probabilities before its own. */
+/* Does the answer have its prompt's log-probabilities before its own? */
 static int echoes_rows(const struct request *q)
 {
 	return q->prep.p.echo && q->prep.p.logprobs >= 0;
@@ -50,7 +50,7 @@ static struct opening next_opening(const struct answer *ans)
 	return o;
 }
 
-/* One of the arrays: of the prompt's rows those of the opening, then the answer's own. */
+/* Adds one of the arrays: rows of the prompt in this opening, then those of the answer. */
 static void add_row_array(const struct answer *ans, const struct opening *o, enum row_shape shape,
                           struct buf *out)
 {
@@ -109,7 +109,7 @@ static int completions_chunk(struct answer *ans, size_t text_len, size_t max_siz
 
 static int completions_is_empty(const struct answer *ans)
 {
-	(void)ans; /* each token has its event, even one without text */
+	(void)ans; /* each token has an event, even if it has no text */
 	return 0;
 }
 

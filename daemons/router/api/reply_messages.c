@@ -36,7 +36,7 @@ static void add_stop(const struct answer *ans, struct buf *out)
 	}
 }
 
-/* Anthropic counts tokens of the prompt that were cached apart from the others. */
+/* Anthropic counts the prompt's cached tokens separately. */
 static void add_messages_usage(const struct request *q, uint32_t generated, struct buf *out)
 {
 	struct reply_usage u = reply_usage(q);

@@ -43,7 +43,8 @@ static void responses_head(struct request *q)
 static size_t count_items(const struct answer *ans)
 {
 	size_t n = ans->message->n_pieces;
-	return n || ans->finish == ANSWER_FINISH_NONE ? n : 1; /* an empty answer is a message, too */
+	/* an empty answer has one item, an empty message */
+	return n || ans->finish == ANSWER_FINISH_NONE ? n : 1;
 }
 
 static const struct message_piece *item_at(const struct answer *ans, size_t i)
@@ -53,7 +54,7 @@ static const struct message_piece *item_at(const struct answer *ans, size_t i)
 	return i < ans->message->n_pieces ? &ans->message->pieces[i] : &empty;
 }
 
-/* The request's id without its prefix, and the item's number. */
+/* Puts the item's id: the request's id without its prefix, and the item's number. */
 static void put_item_id(const struct answer *ans, size_t i, struct answer_parts *p)
 {
 	const struct request *q = ans->request;
@@ -70,7 +71,7 @@ static void put_rows(const struct answer *ans, uint32_t from, uint32_t to, struc
 	buf_addc(&p->text, ']');
 }
 
-/* has_text: else it is as it was added */
+/* has_text: 0 for an item that has just been added */
 static void put_part(const struct answer *ans, const struct message_piece *c, int has_text,
                      struct answer_parts *p)
 {
@@ -113,7 +114,7 @@ static void put_item(const struct answer *ans, size_t i, int is_done, struct ans
 
 /* --- the response -------------------------------------------------------- */
 
-/* What the beginning and the end of a response have in common, up to its output. */
+/* Puts the members up to `output`, which begin and end of a response have in common. */
 static void put_state(const struct request *q, const char *status, const char *error,
                       const char *incomplete, struct answer_parts *p)
 {
@@ -125,7 +126,7 @@ static void put_state(const struct request *q, const char *status, const char *e
 	buf_adds(&p->text, ",\"output\":[");
 }
 
-/* Once, in the first event of a stream. */
+/* Adds the warnings once, in the first event of a stream. */
 static void add_warnings(struct request *q, struct answer_parts *p)
 {
 	if (!q->reply.warned)

@@ -14,7 +14,7 @@ struct turns {
 
 /* --- items of the input -------------------------------------------------- */
 
-/* A part's text; NULL with the error set. */
+/* Returns a part's text; NULL with the error set. */
 static const json_t *part_text(struct request_prepare *q, const char *path, const json_t *part)
 {
 	const char *type = translate_type(q, path, part);
@@ -37,7 +37,7 @@ static const json_t *part_text(struct request_prepare *q, const char *path, cons
 	return NULL;
 }
 
-/* A string or parts, as chat's content. */
+/* Returns a string or parts in the form of chat's content; NULL as in translate.h. */
 static json_t *read_content(struct request_prepare *q, const char *path, const json_t *v)
 {
 	size_t n = json_array_size(v);
@@ -59,7 +59,7 @@ static json_t *read_content(struct request_prepare *q, const char *path, const j
 	return parts;
 }
 
-/* The message of the assistant that is open, or a new one. */
+/* Returns the open message of the assistant, or a new one. */
 static json_t *open_turn(struct turns *t)
 {
 	if (!t->open)
@@ -98,7 +98,7 @@ static int read_message(struct turns *t, const char *path, const json_t *item)
 	return json_object_set_new(m, "content", content);
 }
 
-/* A member that is a string; NULL with the error set. */
+/* Returns a member that is a string; NULL with the error set. */
 static const json_t *need_string(struct request_prepare *q, const char *path, const json_t *item,
                                  const char *name)
 {
@@ -134,8 +134,8 @@ static int read_call_output(struct turns *t, const char *path, const json_t *ite
 	                                         json_object_get(item, "output")));
 }
 
-/* The texts of content; without any, those of the summary. Thoughts that are only encrypted are
- * left out. */
+/* Adds the texts of `content`; if there are none, those of `summary`. Thoughts that are only
+ * encrypted are left out. */
 static int read_thoughts(struct turns *t, const char *path, const json_t *item)
 {
 	const char *name = json_array_size(json_object_get(item, "content")) ? "content" : "summary";
@@ -260,7 +260,7 @@ static int choose_responses_tool(struct request_prepare *q, const json_t *o, jso
 		return 0;
 	for (size_t i = 0; json_is_string(v) && i < 3; i++)
 		if (strcmp(json_string_value(v), words[i]) == 0)
-			return 0; /* as in chat */
+			return 0; /* chat has the same words */
 	if (type && strcmp(type, "function") == 0 && json_is_string(json_object_get(v, "name")))
 		return translate_choose(chat, json_object_get(v, "name"));
 	if (type && strcmp(type, "allowed_tools") == 0)

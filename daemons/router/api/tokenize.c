@@ -22,7 +22,7 @@ int api_tokenize_prepare(struct request_prepare *q, const json_t *o)
 		return -1;
 	if (!chat && !json_is_string(prompt))
 		return api_bad(&q->error, "prompt", "prompt must be a string, got %s", param_show(prompt));
-	q->context = 0; /* counting is allowed beyond it */
+	q->context = 0; /* longer prompts are counted, too */
 	buf_init_quota(&text, chat_request_text_max(q->body.len), &q->quota);
 	int r = chat ? chat_render(q, o, &text, NULL) : 0;
 	if (r == 0 && chat)
@@ -52,7 +52,7 @@ int api_tokenize_prepare(struct request_prepare *q, const json_t *o)
 	return r < 0 ? r : check_answer_memory(q);
 }
 
-/* The ids, in memory taken from the quota. NULL with the error set. */
+/* Returns the ids, in memory of the quota; NULL with the error set. */
 static uint32_t *read_ids(struct request_prepare *q, const json_t *v, uint32_t vocab)
 {
 	size_t n = json_array_size(v);

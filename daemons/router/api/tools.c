@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CALLS_MAX 8u      /* in an answer that must call */
-#define NODES_MAX 100000u /* of all schemas */
+#define CALLS_MAX 8u      /* limit in an answer that must call */
+#define NODES_MAX 100000u /* limit of all schemas together */
 
 int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *ret)
 {
@@ -93,7 +93,7 @@ static int check_schema(struct request_prepare *q, const json_t *tool, size_t at
 	                                     at);
 }
 
-/* The number of a tool in the request, which may allow only some of its own. */
+/* Returns the tool's index among the request's tools; tools_force gets only the allowed ones. */
 static size_t number_of(const json_t *o, const json_t *tool)
 {
 	const json_t *all = json_object_get(o, "tools");

@@ -65,7 +65,7 @@ int translate_add_system(json_t *messages, json_t *content)
 		last = content ? translate_add_message(messages, "system") : NULL;
 		return json_object_set_new(last, "content", content);
 	}
-	/* some templates take a message of the system only as the first one */
+	/* some templates allow a system message only as the first one */
 	gap = json_string("\n\n");
 	if (gap && translate_add_text(json_object_get(last, "content"), gap) == 0)
 		r = json_array_extend(json_object_get(last, "content"), content);
@@ -174,7 +174,7 @@ static int translate_variable(json_t *chat, const char *name, int value)
 {
 	const json_t *given = body_member(chat, "chat_template_kwargs");
 	if (given && !json_is_object(given))
-		return 0; /* is refused later */
+		return 0; /* chat refuses it */
 	json_t *own = given ? json_copy((json_t *)given) : json_object();
 	if (!json_object_get(own, name) && json_object_set_new(own, name, json_boolean(value)) < 0) {
 		json_decref(own);
@@ -205,7 +205,7 @@ static void rename_in(char *text, size_t size, const struct translate_name *n)
 	snprintf(text, size, "%s", all);
 }
 
-/* In chat's errors messages are counted after the translation: the client knows no such number. */
+/* Chat's errors have the index of a translated message, which the client does not know. */
 static void leave_out_number(char *text)
 {
 	static const char counted[] = "messages[";

@@ -9,7 +9,7 @@
 
 #define NAMED_MAX 8u /* the others are counted */
 #define SHOWN_MAX 64
-#define SCHEMAS_BYTES 4096u /* of warnings: beyond them, schemas add no more */
+#define SCHEMAS_BYTES 4096u /* limit of the warnings about schemas */
 
 enum {
 	COMPLETION = 1 << KIND_COMPLETION,
@@ -20,7 +20,7 @@ enum {
 	OPENAI = BOTH | RESPONSES,
 	ALL = OPENAI | MESSAGES,
 	EMBEDDING = 1 << KIND_EMBEDDING,
-	TOKENIZE = 1 << KIND_TOKENIZE, /* these two do not look for unknown ones */
+	TOKENIZE = 1 << KIND_TOKENIZE, /* these two have no check for unknown ones */
 	DETOKENIZE = 1 << KIND_DETOKENIZE
 };
 
@@ -43,14 +43,14 @@ enum {
 #define STRING_OR_LIST_OF(item, max) STRING_OR_LIST ITEMS(item, max)
 #define ONE_OF(values) "\"enum\":[" values "]"
 #define ABOUT(text) ",\"description\":\"" text "\""
-#define NO_EFFECT "\"description\":\"no effect\"" /* clients send it by themselves */
+#define NO_EFFECT "\"description\":\"no effect\"" /* clients send it without being asked */
 #define REFUSED NULL
 
 /* Readers have the ranges, too: tests/e2e/test_openapi.py holds one against the other. */
 static const struct known {
 	const char *name;
 	unsigned kinds;
-	const char *schema; /* REFUSED: not to be shown to anybody */
+	const char *schema; /* REFUSED: not shown in /openapi.json */
 } known[] = {
 	{"add_generation_prompt", CHAT, BOOL},
 	{"add_special_tokens", BOTH | EMBEDDING | TOKENIZE, BOOL},

@@ -375,7 +375,8 @@ int attempt_needs(const struct attempt *a, const struct worker_record *w)
 	       (attempt_decoder(a) == w || (both && a->try.prefill == w));
 }
 
-/* The name of the worker that a message blames, if it has a part in the try. */
+/* Returns the name of the worker that a message blames if that worker has a part in the try; else
+ * NULL. */
 static const char *blamed(const struct attempt *a, const char *name)
 {
 	if (!name || !*name)

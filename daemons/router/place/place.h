@@ -37,8 +37,8 @@ struct place_query {
 	 * worker is needed */
 	int prefill_only;
 	int alone; /* hand-overs have failed: preferably one worker that does it all */
-	/* The worker that an attempt is to leave: others count only if they are neither stuck nor
-	 * broken. NULL: none. */
+	/* the worker that the attempt has to leave: only workers that are neither stuck nor broken can
+	 * take it. NULL: none */
 	const struct worker_record *leaves;
 	int wants_room;  /* with `leaves`: the decode worker must have room, as far as is known */
 	uint64_t now_us; /* for `leaves`, place_possible and place_may_return */

@@ -22,8 +22,8 @@
 #define WORKER_FORGET_US 600000000u
 /* records of workers, up or down; a further one replaces the one that is down longest */
 #define WORKERS_MAX 2048u
-/* attempts that a worker may have to start with, however short they are; far fewer than it holds
- * (max_jobs) */
+/* limit on the attempts at a worker that have not started, however short they are; far fewer than
+ * it holds (max_jobs) */
 #define WORKER_STARTING_MAX 256u
 /* prompt_rate and output_rate are averages over about this time */
 #define RATE_US 10000000u
@@ -53,13 +53,13 @@ struct worker_record {
 	int has_heartbeat;   /* a heartbeat has arrived since the link came up */
 	uint64_t up_us, down_us, beat_us;
 	uint64_t life_us;   /* when a link of its present epoch first came up */
-	int ended_in_order; /* down: it said goodbye */
-	int drained;        /* pdctl drain: it gets nothing new */
+	int ended_in_order; /* down: it has said goodbye */
+	int drained;        /* pdctl drain: it gets no new attempts */
 	uint64_t up_no;     /* registry.ups when its link came up last */
 	/* tokens/s while it has work; 0: not known yet */
 	double prompt_rate, output_rate;
 	uint64_t progress_us;          /* when beat.progress last grew, or nothing was running */
-	struct list prefills, decodes; /* attempts that run here: attempt_try */
+	struct list prefills, decodes; /* attempts that run here: attempt_try.at_prefill, .at_decode */
 	/* of attempts here: uncached prompt tokens until they are computed, and all tokens of those
 	 * that decode here */
 	uint64_t tokens_in_flight;
@@ -69,8 +69,8 @@ struct worker_record {
 	/* needed by attempts that were placed here to decode since the last heartbeat */
 	uint64_t promised_blocks;
 	uint32_t requests; /* attempts that it prefills or decodes now */
-	/* attempts that were submitted to it, or that it is to decode, and that have no first token
-	 * yet; and how many of them it may have before new ones wait at the router */
+	/* attempts without a first token that were submitted to it, or that it will decode; and how
+	 * many of these it may have before new ones wait at the router */
 	uint32_t starting, window;
 	uint64_t other_sequences; /* of other routers, by the last heartbeat */
 	uint64_t other_tokens;    /* that other_sequences hold there */
@@ -115,8 +115,8 @@ int registry_admit(const struct registry *g, const char *name, const Pds__Worker
                    uint32_t vocab_min, char *reason, size_t reason_len);
 struct worker_record *registry_up(struct registry *g, struct peer *peer, const char *name,
                                   uint64_t epoch, const Pds__WorkerInfo *w, uint64_t now_us);
-/* Marks it down: nothing is sent to it or placed on it any more. Then the caller must move its
- * attempts (attempts_worker_down). */
+/* Marks it down: nothing more is sent to it or placed on it. Then the caller must move its attempts
+ * (attempts_worker_down). */
 void registry_down(struct registry *g, struct worker_record *w, uint64_t now_us);
 /* It has said goodbye, so its next start does not count as a crash. */
 void registry_ended_in_order(struct worker_record *w);
@@ -174,8 +174,8 @@ int worker_is_stuck(const struct registry *g, const struct worker_record *w, uin
 uint32_t registry_context(const struct registry *g);
 /* Tokens of the longest prompt that a worker that computes prompts takes; 0: unknown. */
 uint32_t registry_prompt_max(const struct registry *g);
-/* 1: out names what computes answers now: model, numerics and KV layout of all workers that are up.
- * 0: none is, or they differ. */
+/* Writes a name for model, numerics and KV layout of all workers that are up. Returns 0 if none is
+ * up, or they differ; else 1. */
 int registry_fingerprint(const struct registry *g, char *out, size_t size);
 /* Tokens of the longest sequence (of a prefill worker: prompt) that its model and its KV blocks
  * allow; 0: unknown. */

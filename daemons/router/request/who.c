@@ -21,7 +21,7 @@ static int is_traceparent(const char *s)
 	       strspn(s + TRACE_ID_AT + TRACE_ID_LEN + 1, "0") < 16;
 }
 
-/* Quoted, of s at most this many bytes. */
+/* Returns s, quoted for a log line; at most `most` bytes of it. */
 static const char *quote(const char *s, size_t most)
 {
 	char text[WHO_ID_MAX + 1];

@@ -12,15 +12,15 @@
 struct tenant;
 
 struct who {
-	/* fields of a log line: key=NAME client=ADDRESS path="/v1/..."; and where the client says so,
-	 * client_id="..." trace_id=... forwarded_for="..." */
+	/* fields of a log line: key=NAME client=ADDRESS path="/v1/..."; and those that the client has
+	 * sent of client_id="..." trace_id=... forwarded_for="..." */
 	char text[1000];
 	char address[HTTP_ADDRESS_MAX];
 	char client_id[WHO_ID_MAX + 1]; /* "": none */
 	char traceparent[56];           /* "": none, or not as the W3C has it */
 };
 
-/* t: NULL if no access key is needed, or none was right */
+/* t: NULL if no access key is needed, or none was valid */
 void who_init(struct who *w, const struct http_conn *c, const struct http_head *head,
               const struct tenant *t);
 /* X-Request-Id (the client's own, else `id`; neither: "") and traceparent, as lines of an answer's
