@@ -52,14 +52,13 @@ struct attached {
 static void workers_changed(struct attached *a, int by)
 {
 	a->n_workers += (unsigned)by;
-	if (a->h.stat_workers >= 0)
-		stat_set_value(svc_stats(a->h.svc), (unsigned)a->h.stat_workers, a->n_workers);
+	*a->h.workers = a->n_workers;
 }
 
 static void refused(struct attached *a, const char *name, int code, const char *why)
 {
-	if (a->h.stat_refused >= 0)
-		stat_add(svc_stats(a->h.svc), (unsigned)a->h.stat_refused, 1);
+	if (a->h.refused)
+		++*a->h.refused;
 	if (once_may_log(&a->refusals, why, strlen(why)))
 		log_warn("handover_refused", "worker=%s code=%s why=%s", log_quote(name), err_name(code),
 		         log_quote(why));

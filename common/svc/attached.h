@@ -38,7 +38,7 @@ struct attached_hooks {
 	struct svc *svc;
 	void *arg;
 	unsigned workers_max;
-	int stat_workers, stat_refused; /* indexes of the daemon's gauge and counter; -1: none */
+	uint64_t *workers, *refused; /* the daemon's gauge and counter; refused: may be NULL */
 	/* Called before the worker gets its reply. 0: the daemon owns region and ring from now on, and
 	 * *ret_worker, not NULL, is its own object for the worker. ERR_*: the worker is refused with
 	 * the text in err, and region and ring are freed here. */

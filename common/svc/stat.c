@@ -1,114 +1,51 @@
-/* stat.c - see stat.h. Every cell is atomic, with relaxed order: a reader may see one counter a
- * moment before another, but never a torn or a lost value. A wrong index is a bug and panics. */
+/* stat.c - see stat.h. Numbers are read and buckets changed with relaxed order: a reader may see one
+ * a moment before another, but never a torn or a lost value. */
 #include "svc/stat.h"
 #include "util/check.h"
-#include "util/mem.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Upper bounds of the histograms' buckets, durations in microseconds; the last bucket is
  * unbounded. */
-#define BOUNDS 18u
-static const uint64_t bound_us[BOUNDS] = {100,     250,     500,     1000,     2500,     5000,
-                                          10000,   25000,   50000,   100000,   250000,   500000,
-                                          1000000, 2500000, 5000000, 10000000, 30000000, 60000000};
-static const uint64_t bound_size[BOUNDS] = {1,     2,     5,     10,     20,     50,
-                                            100,   200,   500,   1000,   2000,   5000,
-                                            10000, 20000, 50000, 100000, 200000, 500000};
+static const uint64_t bound_us[STAT_BOUNDS] = {100,      250,      500,     1000,    2500,
+                                               5000,     10000,    25000,   50000,   100000,
+                                               250000,   500000,   1000000, 2500000, 5000000,
+                                               10000000, 30000000, 60000000};
+static const uint64_t bound_size[STAT_BOUNDS] = {1,     2,     5,     10,     20,     50,
+                                                 100,   200,   500,   1000,   2000,   5000,
+                                                 10000, 20000, 50000, 100000, 200000, 500000};
 
-struct cell {
-	_Atomic uint64_t value;              /* counter, gauge; histogram: sum */
-	_Atomic uint64_t bucket[BOUNDS + 1]; /* histogram: observations, not cumulative */
-};
-
-struct stat_set {
-	const struct stat_def *defs;
-	unsigned n;
-	struct cell *cells;
-};
-
-struct stat_set *stat_new(const struct stat_def *defs, unsigned n)
-{
-	struct stat_set *s = mem_zalloc(sizeof *s);
-	s->defs = defs;
-	s->n = n;
-	s->cells = mem_array(n ? n : 1, sizeof *s->cells);
-	return s;
-}
-
-void stat_destroy(struct stat_set **s)
-{
-	if (!*s)
-		return;
-	free((*s)->cells);
-	free(*s);
-	*s = NULL;
-}
-
-static struct cell *cell(const struct stat_set *s, unsigned i, enum stat_type type)
-{
-	if (i >= s->n)
-		PANIC("statistic %u does not exist: there are %u", i, s->n);
-	if (s->defs[i].type != type)
-		PANIC("statistic %s has type %d, used as type %d", s->defs[i].name, (int)s->defs[i].type,
-		      (int)type);
-	return &s->cells[i];
-}
-
-void stat_add(struct stat_set *s, unsigned i, uint64_t n)
-{
-	int is_sum = i < s->n && s->defs[i].type == STAT_SECONDS_SUM;
-	struct cell *c = cell(s, i, is_sum ? STAT_SECONDS_SUM : STAT_COUNTER);
-	atomic_fetch_add_explicit(&c->value, n, memory_order_relaxed);
-}
-
-void stat_set_value(struct stat_set *s, unsigned i, int64_t v)
-{
-	atomic_store_explicit(&cell(s, i, STAT_GAUGE)->value, (uint64_t)v, memory_order_relaxed);
-}
-
-static void observe(struct cell *c, const uint64_t *bounds, uint64_t v)
+static void observe(struct stat_histogram *h, const uint64_t *bounds, uint64_t v)
 {
 	unsigned b = 0;
-	while (b < BOUNDS && v > bounds[b])
+	while (b < STAT_BOUNDS && v > bounds[b])
 		b++;
-	atomic_fetch_add_explicit(&c->value, v, memory_order_relaxed);
-	atomic_fetch_add_explicit(&c->bucket[b], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&h->sum, v, memory_order_relaxed);
+	atomic_fetch_add_explicit(&h->n[b], 1, memory_order_relaxed);
 }
 
-void stat_observe_us(struct stat_set *s, unsigned i, uint64_t us)
+void stat_observe_us(struct stat_seconds *s, uint64_t us)
 {
-	observe(cell(s, i, STAT_SECONDS), bound_us, us);
+	observe(&s->h, bound_us, us);
 }
 
-void stat_observe(struct stat_set *s, unsigned i, uint64_t n)
+void stat_observe(struct stat_sizes *s, uint64_t n)
 {
-	observe(cell(s, i, STAT_SIZES), bound_size, n);
+	observe(&s->h, bound_size, n);
 }
 
-static int is_histogram(enum stat_type type)
+/* Of a counter or gauge, atomic or not. */
+static uint64_t load(const struct stat_row *r, const void *at)
 {
-	return type == STAT_SECONDS || type == STAT_SIZES;
-}
-
-static uint64_t load(const _Atomic uint64_t *v)
-{
-	return atomic_load_explicit((_Atomic uint64_t *)v, memory_order_relaxed);
-}
-
-uint64_t stat_get(const struct stat_set *s, unsigned i)
-{
-	CHECK(i < s->n);
-	const struct cell *c = &s->cells[i];
-	if (!is_histogram(s->defs[i].type))
-		return load(&c->value);
-	uint64_t count = 0;
-	for (unsigned b = 0; b <= BOUNDS; b++)
-		count += load(&c->bucket[b]);
-	return count;
+	switch (r->at.kind) {
+	case STAT_UINT32: return __atomic_load_n((const uint32_t *)at, __ATOMIC_RELAXED);
+	case STAT_UINT64:
+	case STAT_INT64: return __atomic_load_n((const uint64_t *)at, __ATOMIC_RELAXED);
+	case STAT_HISTOGRAM: break;
+	}
+	PANIC("metric %s has type %d, and its number is a histogram", r->def.name, (int)r->def.type);
 }
 
 /* NAMEENDING{LABELS} VALUE */
@@ -123,14 +60,14 @@ static void line_seconds(uint64_t us, struct buf *out)
 	           (unsigned long long)(us % 1000000));
 }
 
-static void render_histogram(const char *name, const struct cell *c, enum stat_type type,
+static void render_histogram(const char *name, const struct stat_histogram *h, enum stat_type type,
                              const char *labels, struct buf *out)
 {
-	uint64_t count = 0;
-	for (unsigned b = 0; b <= BOUNDS; b++) {
-		count += load(&c->bucket[b]);
+	uint64_t count = 0, sum = atomic_load_explicit(&h->sum, memory_order_relaxed);
+	for (unsigned b = 0; b <= STAT_BOUNDS; b++) {
+		count += atomic_load_explicit(&h->n[b], memory_order_relaxed);
 		buf_printf(out, "%s_bucket{%s%sle=\"", name, labels, *labels ? "," : "");
-		if (b == BOUNDS)
+		if (b == STAT_BOUNDS)
 			buf_adds(out, "+Inf");
 		else if (type == STAT_SECONDS)
 			buf_printf(out, "%g", (double)bound_us[b] / 1e6);
@@ -140,9 +77,9 @@ static void render_histogram(const char *name, const struct cell *c, enum stat_t
 	}
 	line_begin(name, "_sum", labels, out);
 	if (type == STAT_SECONDS)
-		line_seconds(load(&c->value), out);
+		line_seconds(sum, out);
 	else
-		buf_printf(out, "%llu\n", (unsigned long long)load(&c->value));
+		buf_printf(out, "%llu\n", (unsigned long long)sum);
 	line_begin(name, "_count", labels, out);
 	buf_printf(out, "%llu\n", (unsigned long long)count);
 }
@@ -169,18 +106,21 @@ void stat_describe(const struct stat_def *d, const char *prefix, const char *lab
 	           d->help);
 }
 
-void stat_render(const struct stat_set *s, const char *prefix, const char *labels, struct buf *out)
+void stat_render(const struct stat_row *table, const void *values, const char *prefix,
+                 const char *labels, struct buf *out)
 {
 	char name[128];
-	for (unsigned i = 0; i < s->n; i++) {
-		const struct stat_def *d = &s->defs[i];
-		uint64_t v = load(&s->cells[i].value);
+	for (const struct stat_row *r = table; r->def.name; r++) {
+		const struct stat_def *d = &r->def;
+		const void *at = (const char *)values + r->at.offset;
 		snprintf(name, sizeof name, "%s%s", prefix_of(d, prefix), d->name);
 		stat_render_head(d, prefix, out);
-		if (is_histogram(d->type)) {
-			render_histogram(name, &s->cells[i], d->type, labels, out);
+		if (d->type == STAT_SECONDS || d->type == STAT_SIZES) {
+			CHECK(r->at.kind == STAT_HISTOGRAM);
+			render_histogram(name, at, d->type, labels, out);
 			continue;
 		}
+		uint64_t v = load(r, at);
 		line_begin(name, "", labels, out);
 		if (d->type == STAT_SECONDS_SUM)
 			line_seconds(v, out);

@@ -639,7 +639,6 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 		return r;
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;
-	s->stats = stat_new(s->hooks->stats, s->hooks->n_stats);
 	schedule_trim(s, TRIM_TICK_US);
 	if ((r = svc_metrics_start(s, err)) < 0)
 		return r;
@@ -669,7 +668,6 @@ static void teardown(struct svc *s)
 		 * down) */
 		unlink(s->endpoint + 6);
 	svc_posts_stop(s);
-	stat_destroy(&s->stats);
 	if (s->base)
 		event_base_free(s->base);
 	conf_destroy(&s->conf);
@@ -815,11 +813,6 @@ const struct svc_conf *svc_common(const struct svc *s)
 	return &s->values;
 }
 
-struct stat_set *svc_stats(struct svc *s)
-{
-	return s->stats;
-}
-
 const char *svc_name(const struct svc *s)
 {
 	return s->name;
@@ -847,7 +840,7 @@ void *svc_data(const struct svc *s)
 
 void svc_set_data(struct svc *s, void *data)
 {
-	s->data = data;
+	s->data = s->stats = data;
 }
 
 int svc_draining(const struct svc *s)

@@ -55,9 +55,8 @@ struct svc_hooks {
 	const char *default_name; /* "router" */
 	/* the daemon's own keys, ended by CONF_END; the common ones are added */
 	const struct conf_key *keys;
-	/* shown as pdserve_DEFAULTNAME_... */
-	const struct stat_def *stats;
-	unsigned n_stats;
+	/* shown as pdserve_DEFAULTNAME_..., ended by STAT_END; the places are in svc_data */
+	const struct stat_row *stats;
 	/* ended by {0}; a message of another type, or from a peer that may not send its type, is
 	 * counted, logged and dropped */
 	const struct svc_msg *messages;
@@ -111,7 +110,6 @@ struct event_base *svc_base(struct svc *s);
 struct chan *svc_chan(struct svc *s);
 struct conf *svc_conf(const struct svc *s);
 const struct svc_conf *svc_common(const struct svc *s); /* the values of the skeleton's keys */
-struct stat_set *svc_stats(struct svc *s);
 const char *svc_name(const struct svc *s);
 uint64_t svc_epoch(const struct svc *s);
 /* Where daemons of other hosts connect to this one, "NAME@tcp://HOST:PORT"; "" if they cannot, or

@@ -42,8 +42,7 @@ struct svc {
 	struct conf_key *common; /* the skeleton's keys, with this daemon's default name */
 	struct conf *conf;
 	struct svc_conf values; /* of the skeleton's keys */
-	struct stat_set *stats;
-	struct keys *keys; /* NULL: none, links on this host only */
+	struct keys *keys;      /* NULL: none, links on this host only */
 	struct chan *chan;
 	struct chan_asked *asked; /* identifies the asker of the pdctl command being called */
 	struct event_base *base;
@@ -65,8 +64,8 @@ struct svc {
 	uint64_t epoch, started_us, started_unix_us, stop_at_us;
 	int64_t control_gid; /* -1: none */
 	int lock_fd, draining, expired;
-	int waiting; /* in svc_wait */
-	void *data;
+	int waiting;        /* in svc_wait */
+	void *data, *stats; /* svc_data; stats: the same, but for the data of svc_wait */
 };
 
 /* svc_opts.c: 0, or -1 after printing an error on stderr. */

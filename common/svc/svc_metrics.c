@@ -88,76 +88,66 @@ static uint64_t processor_us(void)
 	       (uint64_t)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-enum { CPU, RESIDENT, OPEN_FDS, MAX_FDS, START, PROCESS_COUNT };
-/* Those that client libraries of Prometheus have, by their names. */
-static const struct stat_def process_defs[PROCESS_COUNT] = {
-	[CPU] = {"cpu_seconds_total", "Processor time of the process, user and system.",
-             STAT_SECONDS_SUM},
-	[RESIDENT] = {"resident_memory_bytes", "Resident memory of the process.", STAT_GAUGE},
-	[OPEN_FDS] = {"open_fds", "Open file descriptors.", STAT_GAUGE},
-	[MAX_FDS] = {"max_fds", "Limit on open file descriptors.", STAT_GAUGE},
-	[START] = {"start_time_seconds", "Start of the process, in seconds since 1970.", STAT_GAUGE},
+/* What a page shows of the process and the skeleton. */
+struct figures {
+	uint64_t cpu_us, resident_bytes, max_fds, started_s, uptime_s;
+	int64_t open_fds;
+	struct chan_counts chan;
+	uint64_t log_dropped, without_descriptor, messages_refused, commands_refused;
 };
+#define ROW(field, type, name, help) STAT_ROW(struct figures, field, type, name, help)
 
-static void process_metrics(struct svc *s, const char *labels, struct buf *out)
-{
-	struct stat_set *set = stat_new(process_defs, PROCESS_COUNT);
-	stat_add(set, CPU, processor_us());
-	stat_set_value(set, RESIDENT, (int64_t)resident_bytes());
-	stat_set_value(set, OPEN_FDS, open_descriptors());
-	stat_set_value(set, MAX_FDS, descriptors_limit());
-	stat_set_value(set, START, (int64_t)(s->started_unix_us / 1000000));
-	stat_render(set, "process_", labels, out);
-	stat_destroy(&set);
-}
-
-/* The metrics of the skeleton, the same of every daemon. */
-static const struct stat_def common_defs[] = {
-	{"uptime_seconds", "Seconds since the daemon started.", STAT_GAUGE},
-	{"peers_up", "Links to other daemons that are up.", STAT_GAUGE},
-	{"messages_sent_total", "Messages sent to other daemons.", STAT_COUNTER},
-	{"messages_received_total", "Messages received from other daemons.", STAT_COUNTER},
-	{"messages_resent_total", "Messages sent again after a reconnect.", STAT_COUNTER},
-	{"messages_bad_total", "Messages dropped because they did not decode or broke the protocol.",
-     STAT_COUNTER},
-	{"messages_duplicate_total", "Messages dropped because they had arrived before.", STAT_COUNTER},
-	{"messages_gap_total", "Messages dropped because an earlier one was missing; they are resent.",
-     STAT_COUNTER},
-	{"log_lines_dropped_total", "Log lines lost because stderr blocked or failed.", STAT_COUNTER},
-	{"connections_without_descriptor_total",
-     "Connections closed because the process had no file descriptor left for them.", STAT_COUNTER},
-	{"keys_refused_total", "Connections from other hosts with an unknown key.", STAT_COUNTER},
-	{"hellos_refused_total",
-     "Daemons that wanted to connect and were refused, with each repetition.", STAT_COUNTER},
-	{"messages_refused_total", "Messages that their sender may not send to this daemon.",
-     STAT_COUNTER},
-	{"commands_refused_total", "pdctl commands of users or keys that may not use them.",
-     STAT_COUNTER},
+/* The same of every daemon; those that client libraries of Prometheus have, by their names. */
+static const struct stat_row common_stats[] = {
+	ROW(cpu_us, SECONDS_SUM, "process_cpu_seconds_total",
+        "Processor time of the process, user and system."),
+	ROW(resident_bytes, GAUGE, "process_resident_memory_bytes", "Resident memory of the process."),
+	ROW(open_fds, GAUGE, "process_open_fds", "Open file descriptors."),
+	ROW(max_fds, GAUGE, "process_max_fds", "Limit on open file descriptors."),
+	ROW(started_s, GAUGE, "process_start_time_seconds",
+        "Start of the process, in seconds since 1970."),
+	ROW(uptime_s, GAUGE, "pdserve_uptime_seconds", "Seconds since the daemon started."),
+	ROW(chan.peers_up, GAUGE, "pdserve_peers_up", "Links to other daemons that are up."),
+	ROW(chan.sent, COUNTER, "pdserve_messages_sent_total", "Messages sent to other daemons."),
+	ROW(chan.received, COUNTER, "pdserve_messages_received_total",
+        "Messages received from other daemons."),
+	ROW(chan.resent, COUNTER, "pdserve_messages_resent_total",
+        "Messages sent again after a reconnect."),
+	ROW(chan.bad, COUNTER, "pdserve_messages_bad_total",
+        "Messages dropped because they did not decode or broke the protocol."),
+	ROW(chan.duplicates, COUNTER, "pdserve_messages_duplicate_total",
+        "Messages dropped because they had arrived before."),
+	ROW(chan.dropped, COUNTER, "pdserve_messages_gap_total",
+        "Messages dropped because an earlier one was missing; they are resent."),
+	ROW(log_dropped, COUNTER, "pdserve_log_lines_dropped_total",
+        "Log lines lost because stderr blocked or failed."),
+	ROW(without_descriptor, COUNTER, "pdserve_connections_without_descriptor_total",
+        "Connections closed because the process had no file descriptor left for them."),
+	ROW(chan.keys_refused, COUNTER, "pdserve_keys_refused_total",
+        "Connections from other hosts with an unknown key."),
+	ROW(chan.hellos_refused, COUNTER, "pdserve_hellos_refused_total",
+        "Daemons that wanted to connect and were refused, with each repetition."),
+	ROW(messages_refused, COUNTER, "pdserve_messages_refused_total",
+        "Messages that their sender may not send to this daemon."),
+	ROW(commands_refused, COUNTER, "pdserve_commands_refused_total",
+        "pdctl commands of users or keys that may not use them."),
+	STAT_END,
 };
 
 static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 {
-	struct stat_set *set = stat_new(common_defs, sizeof common_defs / sizeof *common_defs);
-	struct chan_counts c;
-	chan_counts(s->chan, &c);
-	const uint64_t counters[] = {c.sent,
-	                             c.received,
-	                             c.resent,
-	                             c.bad,
-	                             c.duplicates,
-	                             c.dropped,
-	                             log_dropped(),
-	                             descriptors_refused(),
-	                             c.keys_refused,
-	                             c.hellos_refused,
-	                             s->messages_refused,
-	                             s->commands_refused};
-	stat_set_value(set, 0, (int64_t)((clock_us() - s->started_us) / 1000000));
-	stat_set_value(set, 1, c.peers_up);
-	for (unsigned i = 0; i < sizeof counters / sizeof *counters; i++)
-		stat_add(set, 2 + i, counters[i]);
-	stat_render(set, "pdserve_", labels, out);
-	stat_destroy(&set);
+	struct figures f = {.cpu_us = processor_us(),
+	                    .resident_bytes = resident_bytes(),
+	                    .open_fds = open_descriptors(),
+	                    .max_fds = descriptors_limit(),
+	                    .started_s = s->started_unix_us / 1000000,
+	                    .uptime_s = (clock_us() - s->started_us) / 1000000,
+	                    .log_dropped = log_dropped(),
+	                    .without_descriptor = descriptors_refused(),
+	                    .messages_refused = s->messages_refused,
+	                    .commands_refused = s->commands_refused};
+	chan_counts(s->chan, &f.chan);
+	stat_render(common_stats, &f, "", labels, out);
 }
 
 static const struct stat_family build_info = {
@@ -180,12 +170,10 @@ void svc_metrics_describe(const struct svc_hooks *hooks, struct buf *out)
 	char prefix[64];
 	prefix_of(hooks, prefix, sizeof prefix);
 	stat_describe(&build_info.def, "pdserve_", build_info.labels, out);
-	for (size_t i = 0; i < PROCESS_COUNT; i++)
-		stat_describe(&process_defs[i], "process_", labels, out);
-	for (size_t i = 0; i < sizeof common_defs / sizeof *common_defs; i++)
-		stat_describe(&common_defs[i], "pdserve_", labels, out);
-	for (unsigned i = 0; i < hooks->n_stats; i++)
-		stat_describe(&hooks->stats[i], prefix, hooks->metrics ? hooks->stats_labels : labels, out);
+	for (const struct stat_row *r = common_stats; r->def.name; r++)
+		stat_describe(&r->def, "", labels, out);
+	for (const struct stat_row *r = hooks->stats; r && r->def.name; r++)
+		stat_describe(&r->def, prefix, hooks->metrics ? hooks->stats_labels : labels, out);
 	for (unsigned i = 0; i < hooks->n_families; i++)
 		stat_describe(&hooks->families[i].def, "", hooks->families[i].labels, out);
 }
@@ -198,14 +186,13 @@ void svc_metrics(struct svc *s, struct buf *out)
 	stat_render_head(&build_info.def, "pdserve_", out);
 	buf_printf(out, "pdserve_build_info{%s,program=\"%s\",version=\"%s\",commit=\"%s\"} 1\n",
 	           labels, s->hooks->program, PDSERVE_VERSION, build_commit());
-	process_metrics(s, labels, out);
 	common_metrics(s, labels, out);
 	if (s->hooks->refresh)
 		s->hooks->refresh(s);
 	if (s->hooks->metrics)
 		s->hooks->metrics(s, out);
-	else
-		stat_render(s->stats, prefix, labels, out);
+	else if (s->hooks->stats && s->stats)
+		stat_render(s->hooks->stats, s->stats, prefix, labels, out);
 }
 
 const char *svc_state(const struct svc *s)

@@ -23,7 +23,6 @@ void svc_wait(struct svc *s, const struct svc_hooks *hooks, void *data, const ch
 	meanwhile.program = own->program;
 	meanwhile.default_name = own->default_name;
 	meanwhile.stats = own->stats;
-	meanwhile.n_stats = own->n_stats;
 	svc_set_hooks(s, &meanwhile);
 	s->data = data;
 	s->waiting = 1;

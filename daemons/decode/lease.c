@@ -122,8 +122,8 @@ enum lease_verdict lease_try(struct sequence *q)
 	                                   .granted_us = now};
 	map_put(d->by_lease, &q->lease.id, q);
 	uint64_t waited = now - q->run.born_us;
-	stat_add(svc_stats(w->svc), WS_LEASES, 1);
-	stat_observe_us(svc_stats(w->svc), WS_QUEUE_SECONDS, waited);
+	w->stats.leases++;
+	stat_observe_us(&w->stats.queue_seconds, waited);
 	log_req(LOG_INFO, &q->run.req.id, "granted",
 	        "attempt=%u prefill=%s lease=%llu blocks=%u cached=%u wait_us=%llu estimate_us=%llu",
 	        q->run.req.attempt, q->prefill, (unsigned long long)q->lease.id, q->run.blocks.n,
@@ -168,7 +168,7 @@ static void send_deny(struct worker *w, struct peer *p, const struct msg_head *h
 	m.retry_after_us = retry_us;
 	log_req(LOG_INFO, &h->req, "reserve_refused", "attempt=%u prefill=%s text=%s", h->attempt,
 	        peer_name(p), log_quote(text));
-	stat_add(svc_stats(w->svc), WS_REFUSED, 1);
+	w->stats.refused++;
 	worker_send_awaited(w, p, MSG_KV_DENY, h, &m.base);
 }
 
@@ -293,12 +293,12 @@ void lease_revoke(struct sequence *q)
 
 void lease_fail(struct sequence *q, const char *why, int by_prefill)
 {
-	struct stat_set *stats = svc_stats(q->w->svc);
+	struct worker_stats *stats = &q->w->stats;
 	log_req(LOG_INFO, &q->run.req.id, "lease_lost", "attempt=%u lease=%llu writer=%d why=%s",
 	        q->run.req.attempt, (unsigned long long)q->lease.id, q->lease.writer != 0,
 	        log_quote(why));
-	stat_add(stats, WS_LEASES_LOST, 1);
-	stat_add(stats, WS_CANCELLED, 1);
+	stats->leases_lost++;
+	stats->cancelled++;
 	request_copy_fail(&q->run.req, q->w,
 	                  &(struct worker_failure){.fault = PDS__FAULT__FAULT_LEASE_LOST,
 	                                           .retry = 1,
@@ -402,7 +402,7 @@ enum join_verdict lease_join(struct sequence *q)
 	log_req(LOG_INFO, &r->req.id, "joined", "attempt=%u prompt=%u transfer_us=%llu wait_us=%llu",
 	        r->req.attempt, r->computed, (unsigned long long)r->transfer_us,
 	        (unsigned long long)r->queue_us);
-	stat_observe_us(svc_stats(w->svc), WS_TRANSFER_SECONDS, r->transfer_us);
+	stat_observe_us(&w->stats.transfer_seconds, r->transfer_us);
 	struct token_report *report = report_new(w);
 	report_token(report, r, index, &l->first, finish);
 	report_prompt(report, &l->prompt);

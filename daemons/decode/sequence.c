@@ -75,7 +75,7 @@ struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const 
 	q->run.born_us = clock_us();
 	d->n_sequences++;
 	d->count[q->state]++;
-	stat_add(svc_stats(w->svc), WS_REQUESTS, 1);
+	w->stats.requests++;
 	decode_watch(d);
 	return q;
 }
@@ -112,7 +112,7 @@ static void note_cancelled(struct sequence *q, const char *why)
 	log_req(LOG_INFO, &q->run.req.id, "cancelled",
 	        "attempt=%u why=%s state=%s lease=%llu writer=%d", q->run.req.attempt, log_quote(why),
 	        sequence_state_name(q->state), (unsigned long long)q->lease.id, q->lease.writer != 0);
-	stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
+	q->w->stats.cancelled++;
 }
 
 void sequence_cancel(struct sequence *q, const char *why)
@@ -213,7 +213,7 @@ static enum sequence_state step_queued(struct sequence *q, enum sequence_event e
 		queue_push(d, q);
 		if (queue_position(d, q) == 1 && lease_try(q) == LEASE_GRANTED)
 			return SEQUENCE_LEASED;
-		stat_add(svc_stats(q->w->svc), WS_QUEUED, 1);
+		q->w->stats.queued++;
 		lease_send_queued(q);
 		return SEQUENCE_QUEUED;
 	case SEQUENCE_ON_ROOM: return lease_try(q) == LEASE_GRANTED ? SEQUENCE_LEASED : SEQUENCE_QUEUED;
@@ -225,7 +225,7 @@ static enum sequence_state step_queued(struct sequence *q, enum sequence_event e
 		log_req(LOG_INFO, &q->run.req.id, "reservation_dropped",
 		        "attempt=%u prefill=%s why=\"its prefill worker is gone\"", q->run.req.attempt,
 		        q->prefill);
-		stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
+		q->w->stats.cancelled++;
 		return ENDS;
 	case SEQUENCE_ON_CANCEL: return ENDS;
 	default: return SEQUENCE_QUEUED;
@@ -257,7 +257,7 @@ static enum sequence_state step_leased(struct sequence *q, enum sequence_event e
 	}
 	if (!q->lease.writer)
 		return ENDS;
-	stat_add(svc_stats(q->w->svc), WS_FENCES, 1);
+	q->w->stats.fences++;
 	return SEQUENCE_QUARANTINE;
 }
 

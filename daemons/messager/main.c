@@ -23,27 +23,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum messager_stat {
-	MS_BYTES,
-	MS_SENT,
-	MS_CANCELLED,
-	MS_REVOKED,
-	MS_REFUSED,
-	MS_STALLED,
-	MS_DEADLINE,
-	MS_PEER_GONE,
-	MS_MALFORMED,
-	MS_COPY_FAILED,
-	MS_PIECES,
-	MS_COPIES,
-	MS_HANDOVERS_REFUSED,
-	MS_WORKERS,
-	MS_TRANSFERS,
-	MS_COPY_SECONDS,
-	MS_TAIL_SECONDS,
-	MS_TRANSFER_SECONDS,
-	MS_REACTION_SECONDS,
-	MS_COUNT
+/* The numbers of `stats`. */
+struct messager_stats {
+	uint64_t bytes, pieces, copies, handovers_refused, workers, transfers;
+	uint64_t ended[END_COUNT];
+	struct stat_seconds copy, tail, transfer, reaction;
 };
 
 enum rdma_use { RDMA_AUTO, RDMA_OFF, RDMA_REQUIRED }; /* in the order of the key's choices */
@@ -60,6 +44,7 @@ struct messager_conf {
 struct messager {
 	struct svc *svc;
 	struct messager_conf conf;
+	struct messager_stats stats;
 	struct mover *mover;
 	struct transports transports;
 	struct rdma *rdma; /* one of them, or NULL */
@@ -69,7 +54,6 @@ struct messager {
 	struct event *pump_ev;     /* zero timer: more to copy, after other events */
 	struct event *scan_ev;     /* while transfers are open */
 	int scanning;
-	uint64_t bytes_counted;
 	struct pairs *pairs; /* of transfers from this host's workers */
 };
 
@@ -122,42 +106,42 @@ static const struct conf_key keys[] = {
 	CONF_END,
 };
 
-static const struct stat_def stats[MS_COUNT] = {
-	[MS_BYTES] = {"transfer_bytes_total", "KV bytes copied.", STAT_COUNTER},
-	[MS_SENT] = {"transfers_sent_total", "Transfers whose KV was delivered and acknowledged.",
-                 STAT_COUNTER},
-	[MS_CANCELLED] = {"transfers_cancelled_total", "Transfers that the prefill worker cancelled.",
-                      STAT_COUNTER},
-	[MS_REVOKED] = {"transfers_revoked_total", "Transfers whose lease the decode worker revoked.",
-                    STAT_COUNTER},
-	[MS_REFUSED] = {"transfers_refused_total",
-                    "Transfers whose lease the decode worker refused to open.", STAT_COUNTER},
-	[MS_STALLED] = {"transfers_stalled_total", "Transfers that reached the stall limit.",
-                    STAT_COUNTER},
-	[MS_DEADLINE] = {"transfers_deadline_total", "Transfers whose deadline passed.", STAT_COUNTER},
-	[MS_PEER_GONE] = {"transfers_peer_gone_total", "Transfers with a worker that ended.",
-                      STAT_COUNTER},
-	[MS_MALFORMED] = {"transfers_malformed_total",
-                      "Transfers with counts, blocks, names or layouts that do not fit.",
-                      STAT_COUNTER},
-	[MS_COPY_FAILED] = {"transfers_copy_failed_total",
-                        "Transfers with a copy that failed on the device.", STAT_COUNTER},
-	[MS_PIECES] = {"transfer_pieces_total", "Pieces (layer, block) copied.", STAT_COUNTER},
-	[MS_COPIES] = {"transfer_copies_total", "Copies into which neighbouring pieces were joined.",
-                   STAT_COUNTER},
-	[MS_HANDOVERS_REFUSED] = {"handovers_refused_total", "Workers whose memory was refused.",
-                              STAT_COUNTER},
-	[MS_WORKERS] = {"workers", "Workers whose memory is mapped.", STAT_GAUGE},
-	[MS_TRANSFERS] = {"transfers_open", "Open transfers.", STAT_GAUGE},
-	[MS_COPY_SECONDS] = {"transfer_copy_seconds", "Time spent copying, per delivered transfer.",
-                         STAT_SECONDS},
-	[MS_TAIL_SECONDS] = {"transfer_tail_seconds",
-                         "Last layer seen computed until all blocks were delivered.", STAT_SECONDS},
-	[MS_TRANSFER_SECONDS] = {"transfer_seconds",
-                             "Transfer found until closed, per delivered transfer.", STAT_SECONDS},
-	[MS_REACTION_SECONDS] = {"transfer_reaction_seconds",
-                             "Doorbell until the blocks that it announced were copied.",
-                             STAT_SECONDS},
+#define ROW(field, type, name, help) STAT_ROW(struct messager, stats.field, type, name, help)
+
+static const struct stat_row stats[] = {
+	ROW(bytes, COUNTER, "transfer_bytes_total", "KV bytes copied."),
+	ROW(ended[END_SENT], COUNTER, "transfers_sent_total",
+        "Transfers whose KV was delivered and acknowledged."),
+	ROW(ended[END_CANCELLED], COUNTER, "transfers_cancelled_total",
+        "Transfers that the prefill worker cancelled."),
+	ROW(ended[END_REVOKED], COUNTER, "transfers_revoked_total",
+        "Transfers whose lease the decode worker revoked."),
+	ROW(ended[END_REFUSED], COUNTER, "transfers_refused_total",
+        "Transfers whose lease the decode worker refused to open."),
+	ROW(ended[END_STALLED], COUNTER, "transfers_stalled_total",
+        "Transfers that reached the stall limit."),
+	ROW(ended[END_DEADLINE], COUNTER, "transfers_deadline_total",
+        "Transfers whose deadline passed."),
+	ROW(ended[END_PEER_GONE], COUNTER, "transfers_peer_gone_total",
+        "Transfers with a worker that ended."),
+	ROW(ended[END_MALFORMED], COUNTER, "transfers_malformed_total",
+        "Transfers with counts, blocks, names or layouts that do not fit."),
+	ROW(ended[END_COPY_FAILED], COUNTER, "transfers_copy_failed_total",
+        "Transfers with a copy that failed on the device."),
+	ROW(pieces, COUNTER, "transfer_pieces_total", "Pieces (layer, block) copied."),
+	ROW(copies, COUNTER, "transfer_copies_total",
+        "Copies into which neighbouring pieces were joined."),
+	ROW(handovers_refused, COUNTER, "handovers_refused_total", "Workers whose memory was refused."),
+	ROW(workers, GAUGE, "workers", "Workers whose memory is mapped."),
+	ROW(transfers, GAUGE, "transfers_open", "Open transfers."),
+	ROW(copy, SECONDS, "transfer_copy_seconds", "Time spent copying, per delivered transfer."),
+	ROW(tail, SECONDS, "transfer_tail_seconds",
+        "Last layer seen computed until all blocks were delivered."),
+	ROW(transfer, SECONDS, "transfer_seconds",
+        "Transfer found until closed, per delivered transfer."),
+	ROW(reaction, SECONDS, "transfer_reaction_seconds",
+        "Doorbell until the blocks that it announced were copied."),
+	STAT_END,
 };
 
 static struct messager *messager_of(struct svc *s)
@@ -194,27 +178,16 @@ static int out_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 
 static void out_ended(void *arg, const struct transfer_report *r)
 {
-	static const enum messager_stat counter[END_COUNT] = {
-		[END_SENT] = MS_SENT,
-		[END_CANCELLED] = MS_CANCELLED,
-		[END_REVOKED] = MS_REVOKED,
-		[END_REFUSED] = MS_REFUSED,
-		[END_STALLED] = MS_STALLED,
-		[END_DEADLINE] = MS_DEADLINE,
-		[END_PEER_GONE] = MS_PEER_GONE,
-		[END_MALFORMED] = MS_MALFORMED,
-		[END_COPY_FAILED] = MS_COPY_FAILED,
-	};
 	struct messager *m = arg;
-	struct stat_set *s = svc_stats(m->svc);
-	stat_add(s, counter[r->end], 1);
-	stat_add(s, MS_PIECES, r->pieces);
-	stat_add(s, MS_COPIES, r->runs);
+	struct messager_stats *s = &m->stats;
+	s->ended[r->end]++;
+	s->pieces += r->pieces;
+	s->copies += r->runs;
 	if (r->end != END_SENT)
 		return;
-	stat_observe_us(s, MS_COPY_SECONDS, r->copy_us);
-	stat_observe_us(s, MS_TAIL_SECONDS, r->tail_us);
-	stat_observe_us(s, MS_TRANSFER_SECONDS, r->life_us);
+	stat_observe_us(&s->copy, r->copy_us);
+	stat_observe_us(&s->tail, r->tail_us);
+	stat_observe_us(&s->transfer, r->life_us);
 	pairs_add(m->pairs, r->from, r->to, r->bytes, r->tail_us);
 }
 
@@ -291,9 +264,8 @@ static void messager_pump(struct messager *m)
 		pump_soon(m);
 	}
 	scan_while_open(m, turn != MOVER_IDLE || waits);
-	stat_add(svc_stats(m->svc), MS_BYTES, mover_bytes(m->mover) - m->bytes_counted);
-	m->bytes_counted = mover_bytes(m->mover);
-	stat_set_value(svc_stats(m->svc), MS_TRANSFERS, mover_open_transfers(m->mover));
+	m->stats.bytes = mover_bytes(m->mover);
+	m->stats.transfers = mover_open_transfers(m->mover);
 }
 
 static void on_pump(evutil_socket_t fd, short what, void *arg)
@@ -352,7 +324,7 @@ static void on_bell(void *arg)
 	uint64_t begin = clock_us(), before = mover_bytes(m->mover);
 	messager_pump(m);
 	if (mover_bytes(m->mover) != before)
-		stat_observe_us(svc_stats(m->svc), MS_REACTION_SECONDS, clock_us() - begin);
+		stat_observe_us(&m->stats.reaction, clock_us() - begin);
 }
 
 /* --- messages ------------------------------------------------------------ */
@@ -645,8 +617,8 @@ static int messager_start(struct svc *s, struct err *err)
 	const struct attached_hooks hooks = {.svc = s,
 	                                     .arg = m,
 	                                     .workers_max = m->conf.workers_max,
-	                                     .stat_workers = MS_WORKERS,
-	                                     .stat_refused = MS_HANDOVERS_REFUSED,
+	                                     .workers = &m->stats.workers,
+	                                     .refused = &m->stats.handovers_refused,
 	                                     .attach = on_attach,
 	                                     .detach = on_detach,
 	                                     .bell = on_bell};
@@ -742,7 +714,6 @@ int main(int argc, char **argv)
 		.default_name = "messager",
 		.keys = keys,
 		.stats = stats,
-		.n_stats = MS_COUNT,
 		.messages = messages,
 		.ctl = ctl,
 		.advertises = 1,

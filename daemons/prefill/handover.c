@@ -64,18 +64,17 @@ void handover_embedding(struct job *j)
 {
 	Pds__Timing timing;
 	fill_timing(j, &timing);
-	stat_observe_us(svc_stats(j->w->svc), WS_PREFILL_SECONDS, j->run.done_us - j->run.begin_us);
+	stat_observe_us(&j->w->stats.prefill_seconds, j->run.done_us - j->run.begin_us);
 	log_done(j);
 	pooled_send(&j->run.req, j->w, j->run.hidden, &timing);
 }
 
 enum handover_first handover_first(struct job *j)
 {
-	struct stat_set *st = svc_stats(j->w->svc);
+	struct worker_stats *st = &j->w->stats;
 	j->finish = request_copy_append(&j->run.req, j->run.first.id, j->w->info);
-	j->w->generated_tokens++;
-	stat_add(st, WS_GENERATED_TOKENS, 1);
-	stat_observe_us(st, WS_PREFILL_SECONDS, j->run.done_us - j->run.begin_us);
+	st->generated_tokens++;
+	stat_observe_us(&st->prefill_seconds, j->run.done_us - j->run.begin_us);
 	log_done(j);
 	if (send_first(j) < 0)
 		return FIRST_LOST;

@@ -52,7 +52,7 @@ static void give_up(struct job *j, const char *why)
 	j->shared.cancelled = 1;
 	log_req(LOG_INFO, &j->run.req.id, "job_dropped", "attempt=%u state=%s why=%s",
 	        j->run.req.attempt, job_state_name(j->state), log_quote(why));
-	stat_add(svc_stats(j->w->svc), WS_CANCELLED, 1);
+	j->w->stats.cancelled++;
 	reserve_cancel(j, why);
 	if (j->run.slot != RUN_NO_SLOT)
 		ring_cancel(j->w->ring, j->run.slot, j->run.slot_gen);
@@ -237,10 +237,9 @@ static void start_run(struct job *j)
 	struct worker *w = j->w;
 	uint32_t had = j->share.had * w->info->kv.block_tokens;
 	uint64_t found = j->start_tokens - least(j->start_tokens, j->stored.read_tokens);
-	w->cached_tokens += found;
-	stat_add(svc_stats(w->svc), WS_CACHED_TOKENS, found);
+	w->stats.cached_tokens += found;
 	if (j->share.times && j->start_tokens > had)
-		stat_add(svc_stats(w->svc), WS_SHARED_TOKENS, j->start_tokens - had);
+		w->stats.shared_tokens += j->start_tokens - had;
 	if (j->run.req.pooling)
 		j->run.hidden = pooled_new(w->info);
 	j->run.born_us = clock_us();

@@ -65,8 +65,8 @@ static uint32_t note_read(const struct prefill_read *r)
 		whole = r->part[i].got == r->part[i].n;
 	}
 	rates_note_blocks(&w->rates, by_tier, r->expected, clock_us() - r->begun_us);
-	stat_add(svc_stats(w->svc), WS_READ_LATE, r->n - got);
-	stat_observe_us(svc_stats(w->svc), WS_READ_SECONDS, clock_us() - r->begun_us);
+	w->stats.read_late += r->n - got;
+	stat_observe_us(&w->stats.read_seconds, clock_us() - r->begun_us);
 	return got;
 }
 
@@ -82,7 +82,7 @@ void read_over(struct job *j)
 	j->stored.read = NULL;
 	j->stored.read_tokens = got * j->w->info->kv.block_tokens;
 	j->stored.leading = 0; /* storage is not asked again for blocks that it did not give */
-	stat_add(svc_stats(j->w->svc), WS_STORED_TOKENS, j->stored.read_tokens);
+	j->w->stats.stored_tokens += j->stored.read_tokens;
 	list_remove(&r->node);
 	read_free(r);
 }
@@ -169,7 +169,7 @@ static uint32_t worth(struct job *j, uint32_t first)
 	uint32_t some = rates_worth_reading(&j->w->rates, tiers, n);
 	free(tiers);
 	if (some < n) {
-		stat_add(svc_stats(j->w->svc), WS_NOT_WORTH_READING, n - some);
+		j->w->stats.not_worth_reading += n - some;
 		log_req(LOG_DEBUG, &j->run.req.id, "recompute", "attempt=%u stored=%u read=%u",
 		        j->run.req.attempt, n, some);
 	}
@@ -229,7 +229,7 @@ int read_is_late(struct job *j)
 		return 0;
 	log_req(LOG_WARN, &j->run.req.id, "read_abandoned", "attempt=%u blocks=%u after_us=%llu",
 	        j->run.req.attempt, r->n, (unsigned long long)(clock_us() - r->begun_us));
-	stat_add(svc_stats(j->w->svc), WS_FETCHES_ABANDONED, 1);
+	j->w->stats.fetches_abandoned++;
 	note_read(r);
 	read_leave(j);
 	j->stored.leading = 0;

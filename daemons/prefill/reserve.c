@@ -83,7 +83,7 @@ static void park(struct job *j)
 	while (at != &s->parked && list_entry(at, struct job, wait)->run.seq > j->run.seq)
 		at = at->prev;
 	list_push_front(at, &j->wait); /* behind `at` */
-	stat_add(svc_stats(j->w->svc), WS_PARKED, 1);
+	j->w->stats.parked++;
 	log_req(LOG_DEBUG, &j->run.req.id, "parked", "attempt=%u candidates=%u", j->run.req.attempt,
 	        j->reserve.n);
 }
@@ -306,7 +306,7 @@ void reserve_denied(struct job *j, const Pds__Deny *m)
 		note_room(c->target, clock_us() + wait, clock_us());
 	j->reserve.asked = NULL;
 	reserve_uncount(j);
-	stat_add(svc_stats(j->w->svc), WS_DENIED, 1);
+	j->w->stats.denied++;
 	log_req(LOG_INFO, &j->run.req.id, "reserve_denied",
 	        "attempt=%u decode=%s fault=%d retry_after_us=%llu text=%s", j->run.req.attempt,
 	        c->target->name, m->fault, (unsigned long long)m->retry_after_us, log_quote(m->text));
@@ -343,7 +343,7 @@ int reserve_granted(struct job *j, const Pds__Grant *g)
 	j->reserve_us = now - j->reserve.asked_us;
 	if (!j->reserve.queued_us)
 		note_room(j->reserve.asked->target, 0, now);
-	stat_observe_us(svc_stats(j->w->svc), WS_RESERVE_SECONDS, j->reserve_us);
+	stat_observe_us(&j->w->stats.reserve_seconds, j->reserve_us);
 	return 1;
 }
 

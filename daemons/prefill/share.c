@@ -72,7 +72,7 @@ int share_wait(struct job *j)
 	j->share.blocks = blocks;
 	j->share.since_us = clock_us();
 	list_push_back(&s->sharing, &j->wait);
-	stat_add(svc_stats(j->w->svc), WS_SHARES, 1);
+	j->w->stats.shares++;
 	log_req(LOG_INFO, &j->run.req.id, "share_wait", "attempt=%u with=%s blocks=%u have=%u",
 	        j->run.req.attempt, log_reqid(&a->run.req.id), blocks, have);
 	want(a, j);

@@ -220,7 +220,7 @@ static void accept_job(struct prefill *s, struct job *j, const Pds__Submit *m)
 	copy_candidates(j, m);
 	j->accepted_us = clock_us();
 	job_init(j, s);
-	stat_add(svc_stats(j->w->svc), WS_REQUESTS, 1);
+	j->w->stats.requests++;
 	log_req(LOG_INFO, &j->run.req.id, "accepted", "attempt=%u tokens=%u candidates=%u",
 	        j->run.req.attempt, j->run.req.n_tokens, j->reserve.n);
 	job_step(j, JE_ENTER);

@@ -156,13 +156,13 @@ static void got_heartbeat(struct svc *s, struct peer *p, const struct msg_head *
 {
 	struct worker_record *w = sender(p);
 	const Pds__Heartbeat *b = (const Pds__Heartbeat *)body;
-	const struct router *r = svc_data(s);
+	struct router *r = svc_data(s);
 	(void)head;
 	if (!w)
 		return;
 	/* preemptions before the link's first heartbeat are not counted */
 	if (w->has_heartbeat && b->preemptions > w->beat.preemptions)
-		stat_add(r->stats, STAT_PREEMPTIONS, b->preemptions - w->beat.preemptions);
+		r->stats.preemptions += b->preemptions - w->beat.preemptions;
 	registry_beat(w, b, clock_us());
 }
 

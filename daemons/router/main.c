@@ -273,7 +273,6 @@ static int on_start(struct svc *s, struct err *err)
 	svc_set_data(s, r);
 	r->svc = s;
 	r->base = svc_base(s);
-	r->stats = svc_stats(s);
 	requests_init(r);
 	registry_init(&r->registry, 0);
 	struct attempts_opts o = {.arg = r, .send = links_send};
@@ -313,7 +312,6 @@ int main(int argc, char **argv)
 		.default_name = "router",
 		.keys = router_keys,
 		.stats = router_stats,
-		.n_stats = STAT_COUNT,
 		.stats_labels = "model_name",
 		.families = router_families,
 		.n_families = FAMILY_COUNT,

@@ -5,138 +5,103 @@
 
 #include <string.h>
 
-const struct stat_def router_stats[STAT_COUNT] = {
-	[STAT_RUNNING] = {"vllm:num_requests_running", "attempts that are being computed", STAT_GAUGE},
-	[STAT_WAITING] = {"vllm:num_requests_waiting",
-                      "attempts that wait for a worker, and those in the workers' queues",
-                      STAT_GAUGE},
-	[STAT_PROMPT_TOKENS] = {"vllm:prompt_tokens_total", "tokens of all prompts", STAT_COUNTER},
-	[STAT_OUTPUT_TOKENS] = {"vllm:generation_tokens_total", "tokens of all answers", STAT_COUNTER},
-	[STAT_CACHED_TOKENS] = {"pdserve_cached_prompt_tokens_total", "prompt tokens that were cached",
-                            STAT_COUNTER},
-	[STAT_PREFIX_QUERIES] = {"vllm:prefix_cache_queries_total",
-                             "prompt tokens that were looked up in the caches", STAT_COUNTER},
-	[STAT_PREFIX_HITS] = {"vllm:prefix_cache_hits_total", "of these: cached", STAT_COUNTER},
-	[STAT_PREEMPTIONS] = {"vllm:num_preemptions_total",
-                          "sequences that workers preempted, as their heartbeats tell",
-                          STAT_COUNTER},
-	[STAT_SUCCESS_STOP] = {"pdserve_answers_stop_total",
-                           "answers that ended by an end-of-sequence token or a stop string",
-                           STAT_COUNTER},
-	[STAT_SUCCESS_LENGTH] = {"pdserve_answers_length_total", "answers that ended at max_tokens",
-                             STAT_COUNTER},
-	[STAT_TTFT] = {"vllm:time_to_first_token_seconds",
-                   "time from a request's arrival to its first token", STAT_SECONDS},
-	[STAT_TPOT] = {"vllm:time_per_output_token_seconds",
-                   "mean time per token of an answer, without its first token", STAT_SECONDS},
-	[STAT_REQUEST_TPOT] = {"vllm:request_time_per_output_token_seconds",
-                           "the same as vllm:time_per_output_token_seconds, as vLLM names it "
-                           "now",
-                           STAT_SECONDS},
-	[STAT_ITL] = {"vllm:inter_token_latency_seconds", "time from a token to the next of its answer",
-                  STAT_SECONDS},
-	[STAT_QUEUE] = {"vllm:request_queue_time_seconds",
-                    "time that a request waited for its prompt's computation", STAT_SECONDS},
-	[STAT_PREFILL] = {"vllm:request_prefill_time_seconds",
-                      "time from the first chunk of an answer's prompt to its first token, at the "
-                      "worker that computed it",
-                      STAT_SECONDS},
-	[STAT_DECODE] = {"vllm:request_decode_time_seconds",
-                     "time from an answer's first token to its last one", STAT_SECONDS},
-	[STAT_E2E] = {"vllm:e2e_request_latency_seconds",
-                  "time from a request's arrival to its last token", STAT_SECONDS},
-	[STAT_ANSWER_PROMPT] = {"vllm:request_prompt_tokens",
-                            "tokens of the prompt of each answer or embedding", STAT_SIZES},
-	[STAT_ANSWER_TOKENS] = {"vllm:request_generation_tokens", "tokens of each answer", STAT_SIZES},
-	[STAT_ANSWER_LONGEST] = {"vllm:request_max_num_generation_tokens",
-                             "tokens of the longest answer to each prompt (n)", STAT_SIZES},
-	[STAT_HTTP_REQUESTS] = {"pdserve_http_requests_total", "requests received", STAT_COUNTER},
-	[STAT_HTTP_CONNECTIONS] = {"pdserve_http_connections", "open client connections", STAT_GAUGE},
-	[STAT_HTTP_REFUSED] = {"pdserve_http_refused_total",
-                           "requests and connections that the HTTP edge itself refused: malformed, "
-                           "too long, too late, too many",
-                           STAT_COUNTER},
-	[STAT_HTTP_CLOSED_WAITING] = {"pdserve_http_closed_waiting_total",
-                                  "idle connections that were closed to make room for others",
-                                  STAT_COUNTER},
-	[STAT_HTTP_CUT] = {"pdserve_http_answers_cut_total",
-                       "answers that were cut off: no room or no memory for the rest, or the end "
-                       "of this process",
-                       STAT_COUNTER},
-	[STAT_HTTP_TLS_FAILED] = {"pdserve_http_tls_failed_total",
-                              "connections that ended before their TLS handshake did",
-                              STAT_COUNTER},
-	[STAT_HTTP_IN_BYTES] = {"pdserve_http_input_bytes",
-                            "bytes of requests being received or waiting (input_bytes_max)",
-                            STAT_GAUGE},
-	[STAT_HTTP_OUT_BYTES] = {"pdserve_http_output_bytes",
-                             "bytes of answers that clients have not read yet (output_bytes_max)",
-                             STAT_GAUGE},
-	[STAT_CANCELLED] = {"pdserve_sequences_cancelled_total", "attempts that were cancelled",
-                        STAT_COUNTER},
-	[STAT_RETRIES] = {"pdserve_attempts_retried_total", "tries after the first one of an attempt",
-                      STAT_COUNTER},
-	[STAT_DUPLICATES] = {"pdserve_tokens_repeated_total", "repeated tokens, which were dropped",
-                         STAT_COUNTER},
-	[STAT_STALE] = {"pdserve_messages_stale_total", "messages about attempts that have ended",
-                    STAT_COUNTER},
-	[STAT_MISMATCHES] =
-		{"pdserve_tokens_differ_total",
-         "repeated tokens that differ from the first ones: a bug or broken hardware", STAT_COUNTER},
-	[STAT_WORKERS_UP] = {"pdserve_workers_up", "workers that are connected", STAT_GAUGE},
-	[STAT_PREPARE] = {"pdserve_prepare_seconds", "parsing, template and tokenizing of a request",
-                      STAT_SECONDS},
-	[STAT_KV_EVENTS] = {"pdserve_router_kv_events_total",
-                        "messages of workers about their prefix indexes", STAT_COUNTER},
-	[STAT_KV_EVENTS_BAD] = {"pdserve_router_kv_events_bad_total",
-                            "of these: with an unknown tier, or from a worker without blocks",
-                            STAT_COUNTER},
-	[STAT_KV_INDEX] = {"pdserve_router_kv_index_entries",
-                       "blocks known to be cached, over all workers", STAT_GAUGE},
-	[STAT_KV_INDEX_DROPPED] =
-		{"pdserve_router_kv_index_dropped_total",
-         "cached blocks that are not tracked, for lack of room (kv_index_entries)", STAT_COUNTER},
-	[STAT_HITS_PREDICTED] = {"pdserve_router_kv_hit_tokens_predicted_total",
-                             "prompt tokens expected to be cached at the chosen worker",
-                             STAT_COUNTER},
-	[STAT_HITS_ACTUAL] = {"pdserve_router_kv_hit_tokens_actual_total",
-                          "prompt tokens of the same requests that were cached there",
-                          STAT_COUNTER},
-	[STAT_HITS_STORED_PREDICTED] = {"pdserve_router_kv_hit_tokens_stored_predicted_total",
-                                    "of the predicted: those expected only in the worker's storage",
-                                    STAT_COUNTER},
-	[STAT_HITS_STORED_ACTUAL] = {"pdserve_router_kv_hit_tokens_stored_actual_total",
-                                 "of the actual: those read from storage", STAT_COUNTER},
-	[STAT_KV_STORED] = {"pdserve_router_kv_stored_entries",
-                        "blocks known to be in storage, in memory or on disk, over all workers "
-                        "that read from it",
-                        STAT_GAUGE},
-	[STAT_BREAKER_OPENED] = {"pdserve_router_breaker_opened_total",
-                             "times that a worker was left out for a while because it failed",
-                             STAT_COUNTER},
-	[STAT_RETRY_AFTER] = {"pdserve_router_retry_after_seconds", "the value of Retry-After, now",
-                          STAT_GAUGE},
+#define ROW(field, type, name, help) STAT_ROW(struct router, field, type, name, help)
+
+const struct stat_row router_stats[] = {
+	ROW(stats.running, GAUGE, "vllm:num_requests_running", "attempts that are being computed"),
+	ROW(stats.waiting, GAUGE, "vllm:num_requests_waiting",
+        "attempts that wait for a worker, and those in the workers' queues"),
+	ROW(attempts.counts.prompt_tokens, COUNTER, "vllm:prompt_tokens_total",
+        "tokens of all prompts"),
+	ROW(attempts.counts.output_tokens, COUNTER, "vllm:generation_tokens_total",
+        "tokens of all answers"),
+	ROW(attempts.counts.cached_tokens, COUNTER, "pdserve_cached_prompt_tokens_total",
+        "prompt tokens that were cached"),
+	ROW(attempts.counts.prompt_tokens, COUNTER, "vllm:prefix_cache_queries_total",
+        "prompt tokens that were looked up in the caches"),
+	ROW(attempts.counts.cached_tokens, COUNTER, "vllm:prefix_cache_hits_total", "of these: cached"),
+	ROW(stats.preemptions, COUNTER, "vllm:num_preemptions_total",
+        "sequences that workers preempted, as their heartbeats tell"),
+	ROW(stats.success_stop, COUNTER, "pdserve_answers_stop_total",
+        "answers that ended by an end-of-sequence token or a stop string"),
+	ROW(stats.success_length, COUNTER, "pdserve_answers_length_total",
+        "answers that ended at max_tokens"),
+	ROW(stats.ttft, SECONDS, "vllm:time_to_first_token_seconds",
+        "time from a request's arrival to its first token"),
+	ROW(stats.tpot, SECONDS, "vllm:time_per_output_token_seconds",
+        "mean time per token of an answer, without its first token"),
+	ROW(stats.tpot, SECONDS, "vllm:request_time_per_output_token_seconds",
+        "the same as vllm:time_per_output_token_seconds, as vLLM names it now"),
+	ROW(stats.itl, SECONDS, "vllm:inter_token_latency_seconds",
+        "time from a token to the next of its answer"),
+	ROW(stats.queue, SECONDS, "vllm:request_queue_time_seconds",
+        "time that a request waited for its prompt's computation"),
+	ROW(stats.prefill, SECONDS, "vllm:request_prefill_time_seconds",
+        "time from the first chunk of an answer's prompt to its first token, at the worker that "
+        "computed it"),
+	ROW(stats.decode, SECONDS, "vllm:request_decode_time_seconds",
+        "time from an answer's first token to its last one"),
+	ROW(stats.e2e, SECONDS, "vllm:e2e_request_latency_seconds",
+        "time from a request's arrival to its last token"),
+	ROW(stats.answer_prompt, SIZES, "vllm:request_prompt_tokens",
+        "tokens of the prompt of each answer or embedding"),
+	ROW(stats.answer_tokens, SIZES, "vllm:request_generation_tokens", "tokens of each answer"),
+	ROW(stats.answer_longest, SIZES, "vllm:request_max_num_generation_tokens",
+        "tokens of the longest answer to each prompt (n)"),
+	ROW(stats.http_requests, COUNTER, "pdserve_http_requests_total", "requests received"),
+	ROW(stats.http.connections, GAUGE, "pdserve_http_connections", "open client connections"),
+	ROW(stats.http.refused, COUNTER, "pdserve_http_refused_total",
+        "requests and connections that the HTTP edge itself refused: malformed, too long, too "
+        "late, too many"),
+	ROW(stats.http.closed_waiting, COUNTER, "pdserve_http_closed_waiting_total",
+        "idle connections that were closed to make room for others"),
+	ROW(stats.http.cut, COUNTER, "pdserve_http_answers_cut_total",
+        "answers that were cut off: no room or no memory for the rest, or the end of this process"),
+	ROW(stats.http.tls_failed, COUNTER, "pdserve_http_tls_failed_total",
+        "connections that ended before their TLS handshake did"),
+	ROW(stats.http.in_bytes, GAUGE, "pdserve_http_input_bytes",
+        "bytes of requests being received or waiting (input_bytes_max)"),
+	ROW(stats.http.out_bytes, GAUGE, "pdserve_http_output_bytes",
+        "bytes of answers that clients have not read yet (output_bytes_max)"),
+	ROW(attempts.counts.cancelled, COUNTER, "pdserve_sequences_cancelled_total",
+        "attempts that were cancelled"),
+	ROW(attempts.counts.retries, COUNTER, "pdserve_attempts_retried_total",
+        "tries after the first one of an attempt"),
+	ROW(attempts.counts.duplicates, COUNTER, "pdserve_tokens_repeated_total",
+        "repeated tokens, which were dropped"),
+	ROW(attempts.counts.stale, COUNTER, "pdserve_messages_stale_total",
+        "messages about attempts that have ended"),
+	ROW(attempts.counts.mismatches, COUNTER, "pdserve_tokens_differ_total",
+        "repeated tokens that differ from the first ones: a bug or broken hardware"),
+	ROW(registry.n_up, GAUGE, "pdserve_workers_up", "workers that are connected"),
+	ROW(stats.prepare, SECONDS, "pdserve_prepare_seconds",
+        "parsing, template and tokenizing of a request"),
+	ROW(registry.events, COUNTER, "pdserve_router_kv_events_total",
+        "messages of workers about their prefix indexes"),
+	ROW(registry.events_bad, COUNTER, "pdserve_router_kv_events_bad_total",
+        "of these: with an unknown tier, or from a worker without blocks"),
+	ROW(stats.kv_index, GAUGE, "pdserve_router_kv_index_entries",
+        "blocks known to be cached, over all workers"),
+	ROW(registry.index_dropped, COUNTER, "pdserve_router_kv_index_dropped_total",
+        "cached blocks that are not tracked, for lack of room (kv_index_entries)"),
+	ROW(attempts.counts.hits_predicted, COUNTER, "pdserve_router_kv_hit_tokens_predicted_total",
+        "prompt tokens expected to be cached at the chosen worker"),
+	ROW(attempts.counts.hits_actual, COUNTER, "pdserve_router_kv_hit_tokens_actual_total",
+        "prompt tokens of the same requests that were cached there"),
+	ROW(attempts.counts.hits_stored_predicted, COUNTER,
+        "pdserve_router_kv_hit_tokens_stored_predicted_total",
+        "of the predicted: those expected only in the worker's storage"),
+	ROW(attempts.counts.hits_stored_actual, COUNTER,
+        "pdserve_router_kv_hit_tokens_stored_actual_total",
+        "of the actual: those read from storage"),
+	ROW(stats.kv_stored, GAUGE, "pdserve_router_kv_stored_entries",
+        "blocks known to be in storage, in memory or on disk, over all workers that read from it"),
+	ROW(registry.breaker_opened, COUNTER, "pdserve_router_breaker_opened_total",
+        "times that a worker was left out for a while because it failed"),
+	ROW(stats.retry_after, GAUGE, "pdserve_router_retry_after_seconds",
+        "the value of Retry-After, now"),
+	STAT_END,
 };
-
-static void follow(struct stat_set *s, unsigned i, uint64_t now)
-{
-	uint64_t had = stat_get(s, i);
-	if (now > had)
-		stat_add(s, i, now - had);
-}
-
-static void refresh_http(struct router *r)
-{
-	struct http_counts n;
-	http_counts(r->http, &n);
-	stat_set_value(r->stats, STAT_HTTP_CONNECTIONS, n.connections);
-	stat_set_value(r->stats, STAT_HTTP_IN_BYTES, (int64_t)n.in_bytes);
-	stat_set_value(r->stats, STAT_HTTP_OUT_BYTES, (int64_t)n.out_bytes);
-	follow(r->stats, STAT_HTTP_REFUSED, n.refused);
-	follow(r->stats, STAT_HTTP_CLOSED_WAITING, n.closed_waiting);
-	follow(r->stats, STAT_HTTP_CUT, n.cut);
-	follow(r->stats, STAT_HTTP_TLS_FAILED, n.tls_failed);
-}
 
 /* In the workers' queues as they last told, other routers' attempts too: a heartbeat does not say
  * whose they are. What waits at a decode
@@ -170,41 +135,21 @@ static double kv_usage(const struct registry *g)
 	return all ? (double)(all - free) / (double)all : 0;
 }
 
+/* The numbers that nobody counts. */
 static void metrics_refresh(struct router *r)
 {
-	const struct attempts_counts *n = &r->attempts.counts;
-	size_t waiting = waiting_at_workers(r) + r->attempts.queue.n,
-		   all = attempts_count(&r->attempts);
+	struct router_stats *st = &r->stats;
+	size_t all = attempts_count(&r->attempts);
+	st->waiting = waiting_at_workers(r) + r->attempts.queue.n;
 	list_each(it, &r->attempts.waiting)
-		waiting++;
-	stat_set_value(r->stats, STAT_WAITING, (int64_t)waiting);
-	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(all - least(all, waiting)));
+		st->waiting++;
+	st->running = all - least(all, st->waiting);
 	if (r->http)
-		refresh_http(r);
-	stat_set_value(r->stats, STAT_WORKERS_UP, r->registry.n_up);
-	follow(r->stats, STAT_PROMPT_TOKENS, n->prompt_tokens);
-	follow(r->stats, STAT_OUTPUT_TOKENS, n->output_tokens);
-	follow(r->stats, STAT_CACHED_TOKENS, n->cached_tokens);
-	follow(r->stats, STAT_PREFIX_QUERIES, n->prompt_tokens);
-	follow(r->stats, STAT_PREFIX_HITS, n->cached_tokens);
-	follow(r->stats, STAT_CANCELLED, n->cancelled);
-	follow(r->stats, STAT_RETRIES, n->retries);
-	follow(r->stats, STAT_DUPLICATES, n->duplicates);
-	follow(r->stats, STAT_STALE, n->stale);
-	follow(r->stats, STAT_MISMATCHES, n->mismatches);
-	follow(r->stats, STAT_KV_EVENTS, r->registry.events);
-	follow(r->stats, STAT_KV_EVENTS_BAD, r->registry.events_bad);
-	follow(r->stats, STAT_KV_INDEX_DROPPED, r->registry.index_dropped);
-	follow(r->stats, STAT_HITS_PREDICTED, n->hits_predicted);
-	follow(r->stats, STAT_HITS_ACTUAL, n->hits_actual);
-	follow(r->stats, STAT_HITS_STORED_PREDICTED, n->hits_stored_predicted);
-	follow(r->stats, STAT_HITS_STORED_ACTUAL, n->hits_stored_actual);
-	follow(r->stats, STAT_BREAKER_OPENED, r->registry.breaker_opened);
-	stat_set_value(r->stats, STAT_KV_INDEX, (int64_t)registry_index_entries(&r->registry, 0));
-	stat_set_value(r->stats, STAT_KV_STORED,
-	               (int64_t)(registry_index_entries(&r->registry, 1) +
-	                         registry_index_entries(&r->registry, 2)));
-	stat_set_value(r->stats, STAT_RETRY_AFTER, router_retry_after_s(r));
+		http_counts(r->http, &st->http);
+	st->kv_index = registry_index_entries(&r->registry, 0);
+	st->kv_stored = registry_index_entries(&r->registry, 1) +
+	                registry_index_entries(&r->registry, 2);
+	st->retry_after = router_retry_after_s(r);
 }
 
 const struct stat_family router_families[FAMILY_COUNT] = {
@@ -331,14 +276,14 @@ void metrics_render(struct router *r, struct buf *out)
 	buf_adds(&label, "model_name=");
 	buf_add_json(&label, r->model->name, strlen(r->model->name));
 	metrics_refresh(r);
-	stat_render(r->stats, "", label.data, out);
+	stat_render(router_stats, r, "", label.data, out);
 	stat_render_head(&router_families[FAMILY_KV_USAGE].def, "", out);
 	buf_printf(out, "vllm:kv_cache_usage_perc{%s} %.6g\n", label.data, kv_usage(&r->registry));
 	stat_render_head(&router_families[FAMILY_SUCCESS].def, "", out);
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"stop\"} %llu\n", label.data,
-	           (unsigned long long)stat_get(r->stats, STAT_SUCCESS_STOP));
+	           (unsigned long long)r->stats.success_stop);
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"length\"} %llu\n", label.data,
-	           (unsigned long long)stat_get(r->stats, STAT_SUCCESS_LENGTH));
+	           (unsigned long long)r->stats.success_length);
 	buf_fini(&label);
 	api_errors_render(r, router_families, out);
 	render_placed(&r->registry, out);

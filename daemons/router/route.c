@@ -511,7 +511,7 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 	const char *encoding = head->encoding;
 	char name[256], decoded[256];
 	size_t star;
-	stat_add(r->stats, STAT_HTTP_REQUESTS, 1);
+	r->stats.http_requests++;
 	head->route = route ? route : other;
 	if (r->conf.cors && strcmp(head->method, "OPTIONS") == 0) {
 		reply_preflight(c, head);

@@ -15,55 +15,14 @@
 #include "util/once.h"
 #include "util/quota.h"
 
-enum router_stat {
-	STAT_RUNNING,
-	STAT_WAITING,
-	STAT_PROMPT_TOKENS,
-	STAT_OUTPUT_TOKENS,
-	STAT_CACHED_TOKENS,
-	STAT_PREFIX_QUERIES,
-	STAT_PREFIX_HITS,
-	STAT_PREEMPTIONS,
-	STAT_SUCCESS_STOP,
-	STAT_SUCCESS_LENGTH,
-	STAT_TTFT,
-	STAT_TPOT,
-	STAT_REQUEST_TPOT,
-	STAT_ITL,
-	STAT_QUEUE,
-	STAT_PREFILL,
-	STAT_DECODE,
-	STAT_E2E,
-	STAT_ANSWER_PROMPT,
-	STAT_ANSWER_TOKENS,
-	STAT_ANSWER_LONGEST,
-	STAT_HTTP_REQUESTS,
-	STAT_HTTP_CONNECTIONS,
-	STAT_HTTP_REFUSED,
-	STAT_HTTP_CLOSED_WAITING,
-	STAT_HTTP_CUT,
-	STAT_HTTP_TLS_FAILED,
-	STAT_HTTP_IN_BYTES,
-	STAT_HTTP_OUT_BYTES,
-	STAT_CANCELLED,
-	STAT_RETRIES,
-	STAT_DUPLICATES,
-	STAT_STALE,
-	STAT_MISMATCHES,
-	STAT_WORKERS_UP,
-	STAT_PREPARE,
-	STAT_KV_EVENTS,
-	STAT_KV_EVENTS_BAD,
-	STAT_KV_INDEX,
-	STAT_KV_INDEX_DROPPED,
-	STAT_HITS_PREDICTED,
-	STAT_HITS_ACTUAL,
-	STAT_HITS_STORED_PREDICTED,
-	STAT_HITS_STORED_ACTUAL,
-	STAT_KV_STORED,
-	STAT_BREAKER_OPENED,
-	STAT_RETRY_AFTER,
-	STAT_COUNT
+/* The numbers of the table router_stats that are in no other structure. */
+struct router_stats {
+	uint64_t http_requests, success_stop, success_length, preemptions;
+	struct stat_seconds ttft, tpot, itl, queue, prefill, decode, e2e, prepare;
+	struct stat_sizes answer_prompt, answer_tokens, answer_longest;
+	/* as of the last page */
+	uint64_t running, waiting, kv_index, kv_stored, retry_after;
+	struct http_counts http;
 };
 
 /* metrics.c: figures that differ by worker, key, path, ... */
@@ -127,7 +86,7 @@ struct router {
 	struct model *model;
 	struct http_server *http;
 	struct text_pool *text;
-	struct stat_set *stats;
+	struct router_stats stats;
 	struct svc_timer *peers_due;        /* workers are to be told of each other; NULL: they know */
 	struct svc_timer *tick, *slow_tick; /* tick: NULL while there are no attempts */
 	/* call it after attempt_new: starts `tick`. NULL in tests, which tick themselves */
@@ -180,7 +139,7 @@ int links_admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hell
 void links_up(struct svc *s, struct peer *p);
 void links_down(struct svc *s, struct peer *p, const char *why);
 /* metrics.c */
-extern const struct stat_def router_stats[STAT_COUNT];
+extern const struct stat_row router_stats[];
 extern const struct stat_family router_families[FAMILY_COUNT];
 void metrics_render(struct router *r, struct buf *out);
 /* ctl.c */

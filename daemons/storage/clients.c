@@ -72,8 +72,7 @@ int clients_start(struct storage *st, struct err *err)
 	const struct attached_hooks hooks = {.svc = st->svc,
 	                                     .arg = st,
 	                                     .workers_max = st->conf.workers_max,
-	                                     .stat_workers = ST_WORKERS,
-	                                     .stat_refused = -1,
+	                                     .workers = &st->stats.workers,
 	                                     .attach = client_attach,
 	                                     .detach = client_detach};
 	list_init(&st->clients);

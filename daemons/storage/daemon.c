@@ -30,13 +30,11 @@ static struct storage *storage_of(struct svc *s)
 	return svc_data(s);
 }
 
-/* Updates the figures from the tiers' own counters; also called before figures are shown. */
+/* The rates of tiers are averages over its calls. */
 static void figures(struct svc *s, void *arg)
 {
 	(void)arg;
-	struct storage *st = storage_of(s);
-	tiers_figures(st);
-	stat_set_value(svc_stats(s), ST_BATCHES, (int64_t)serve_batches(st));
+	tiers_figures(storage_of(s));
 }
 
 static int start(struct svc *s, struct err *err)
@@ -187,8 +185,8 @@ static int ctl_flush(struct svc *s, char *const *args, size_t n_args, struct buf
 static void status(struct svc *s, struct buf *out)
 {
 	struct storage *st = storage_of(s);
-	struct stat_set *set = svc_stats(s);
-	figures(s, NULL);
+	const struct storage_stats *f = &st->stats;
+	tiers_figures(st);
 	buf_adds(out, ",\"tiers\":{");
 	for (unsigned i = 0; i < tier_stack_levels(st->tier); i++) {
 		struct stack_stat l;
@@ -199,11 +197,9 @@ static void status(struct svc *s, struct buf *out)
 	buf_printf(out,
 	           "},\"blocks\":%llu,\"bytes\":%llu,\"capacity_bytes\":%llu,\"hits\":%llu,\"misses\":%"
 	           "llu,\"workers\":%u,\"batches\":%u",
-	           (unsigned long long)stat_get(set, ST_BLOCKS),
-	           (unsigned long long)stat_get(set, ST_BYTES),
-	           (unsigned long long)stat_get(set, ST_CAPACITY),
-	           (unsigned long long)stat_get(set, ST_GETS_HIT),
-	           (unsigned long long)stat_get(set, ST_GETS_MISSED), attached_workers(st->attached),
+	           (unsigned long long)f->blocks, (unsigned long long)f->bytes,
+	           (unsigned long long)f->capacity, (unsigned long long)f->gets_hit,
+	           (unsigned long long)f->gets_missed, attached_workers(st->attached),
 	           serve_batches(st));
 }
 
@@ -247,7 +243,6 @@ const struct svc_hooks storage_hooks = {
 	.default_name = "storage",
 	.keys = storage_keys,
 	.stats = storage_stats,
-	.n_stats = ST_COUNT,
 	.messages = messages,
 	.ctl = ctl,
 	.check = tiers_check_files,

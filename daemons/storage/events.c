@@ -126,7 +126,7 @@ static void begin_lists(struct tell *t, struct listener *l, const char *why)
 	l->listing = 0;
 	l->fresh = 1;
 	l->at = (struct tier_cursor){0};
-	stat_add(svc_stats(t->st->svc), ST_KV_LISTS, 1);
+	t->st->stats.kv_lists++;
 	log_debug("kv_list", "worker=%s why=%s", log_quote(l->name), log_quote(why));
 	tell_tick_soon(t);
 }
@@ -223,7 +223,7 @@ static int send_changes(struct tell *t, struct listener *l, struct peer *p,
 	uint64_t cursor = l->cursor;
 	uint32_t n;
 	if (ring_read(t, &cursor, &n) < 0) {
-		stat_add(svc_stats(t->st->svc), ST_KV_OVERFLOWS, 1);
+		t->st->stats.kv_overflows++;
 		begin_lists(t, l, "fell behind");
 		return 1;
 	}
@@ -232,7 +232,7 @@ static int send_changes(struct tell *t, struct listener *l, struct peer *p,
 		settle(t, c, told_tiers[k], n, &stored, &removed);
 		if ((stored || removed) && send_events(t, l, p, told_tiers[k], 0, stored, removed) < 0)
 			return 1; /* tiers already sent are repeated, which is harmless */
-		stat_add(svc_stats(t->st->svc), ST_KV_EVENTS, stored + removed);
+		t->st->stats.kv_events += stored + removed;
 	}
 	l->cursor = cursor;
 	return n == PIECE;

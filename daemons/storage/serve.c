@@ -65,7 +65,7 @@ static void refuse(struct svc *s, struct peer *p, uint64_t number, Pds__StoreIte
 	for (size_t i = 0; i < n; i++)
 		result_set(&result[i], items[i]->hash, items[i]->block, items[i]->generation, code,
 		           TIER_NONE, why);
-	stat_add(svc_stats(s), ST_REFUSED, 1);
+	storage_of(s)->stats.refused++;
 	log_debug("batch_refused", "worker=%s batch=%llu items=%zu why=%s", log_quote(peer_name(p)),
 	          (unsigned long long)number, n, log_quote(why));
 	send_results(s, p, number, result, n);
@@ -98,27 +98,26 @@ static void key_of_hash(const struct storage_client *c, const unsigned char *has
 	memcpy(KEY_TAIL(ret), c->salt, KEY_SALT_BYTES);
 }
 
-static void count_item(struct stat_set *stats, const struct batch *b, const struct copy_item *it)
+static void count_item(struct storage_stats *f, const struct batch *b, const struct copy_item *it)
 {
-	int put = b->kind == COPY_PUT;
 	switch (it->code) {
-	case PDS__STORE_CODE__STORE_OK: stat_add(stats, put ? ST_PUT_BLOCKS : ST_GETS_HIT, 1); break;
-	case PDS__STORE_CODE__STORE_MISS: stat_add(stats, ST_GETS_MISSED, 1); break;
-	case PDS__STORE_CODE__STORE_VOID: stat_add(stats, ST_PUT_VOID, 1); break;
-	case PDS__STORE_CODE__STORE_CANCELLED: stat_add(stats, ST_CANCELLED, 1); break;
-	case PDS__STORE_CODE__STORE_FULL: stat_add(stats, ST_FULL, 1); break;
-	default: stat_add(stats, ST_ERRORS, 1);
+	case PDS__STORE_CODE__STORE_OK: ++*(b->kind == COPY_PUT ? &f->put_blocks : &f->gets_hit); break;
+	case PDS__STORE_CODE__STORE_MISS: f->gets_missed++; break;
+	case PDS__STORE_CODE__STORE_VOID: f->put_void++; break;
+	case PDS__STORE_CODE__STORE_CANCELLED: f->cancelled++; break;
+	case PDS__STORE_CODE__STORE_FULL: f->full++; break;
+	default: f->errors++;
 	}
 }
 
 static void count_batch(struct storage *st, const struct batch *b)
 {
-	struct stat_set *stats = svc_stats(st->svc);
+	struct storage_stats *f = &st->stats;
 	int put = b->kind == COPY_PUT;
 	for (uint32_t i = 0; i < b->n; i++)
-		count_item(stats, b, &b->item[i]);
-	stat_add(stats, put ? ST_PUT_BYTES : ST_GET_BYTES, b->bytes);
-	stat_observe_us(stats, put ? ST_PUT_SECONDS : ST_GET_SECONDS, clock_us() - b->begun_us);
+		count_item(f, b, &b->item[i]);
+	*(put ? &f->put_bytes : &f->get_bytes) += b->bytes;
+	stat_observe_us(put ? &f->put_seconds : &f->get_seconds, clock_us() - b->begun_us);
 }
 
 static void answer(struct storage_client *c, struct batch *b)
@@ -379,7 +378,7 @@ void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head,
 	f->find.done = find_done;
 	list_push_back(&st->findings, &f->link);
 	st->n_findings++;
-	stat_add(svc_stats(s), ST_LOOKUPS, 1);
+	st->stats.lookups++;
 	st->tier->ops->lookup(st->tier, &f->find);
 }
 

@@ -33,59 +33,6 @@
 /* look-ups in progress, all workers; further ones find nothing */
 #define FINDINGS_MAX 1024u
 
-/* Figures of one tier. */
-enum tier_stat_index {
-	TS_BLOCKS,
-	TS_BYTES,
-	TS_CAPACITY,
-	TS_QUEUED,
-	TS_PUTS,
-	TS_KNOWN,
-	TS_GETS,
-	TS_HITS,
-	TS_READ_BYTES,
-	TS_WRITE_BYTES,
-	TS_EVICTIONS,
-	TS_LOST,
-	TS_CORRUPT,
-	TS_FULL,
-	TS_ERRORS,
-	TS_COPIED_DOWN,
-	TS_COPY_FAILED,
-	TS_PROMOTED,
-	TS_PREFETCHED,
-	TS_COUNT
-};
-
-enum storage_stat {
-	ST_PUT_BLOCKS,
-	ST_PUT_BYTES,
-	ST_PUT_VOID,
-	ST_GETS_HIT,
-	ST_GETS_MISSED,
-	ST_GET_BYTES,
-	ST_LOOKUPS,
-	ST_CANCELLED,
-	ST_FULL,
-	ST_ERRORS,
-	ST_REFUSED,
-	ST_EVICTIONS,
-	ST_CORRUPT,
-	ST_BLOCKS,
-	ST_BYTES,
-	ST_CAPACITY,
-	ST_WORKERS,
-	ST_BATCHES,
-	ST_PUT_SECONDS,
-	ST_GET_SECONDS,
-	ST_KV_EVENTS,
-	ST_KV_LISTS,
-	ST_KV_OVERFLOWS,
-	/* TS_COUNT entries per tier, in the order of enum tier_id from TIER_MEMORY on */
-	ST_TIERS,
-	ST_COUNT = ST_TIERS + (TIER_IDS - 1) * TS_COUNT
-};
-
 /* One attachment of a worker that handed its memory over. After detaching it remains until its last
  * batch is finished. */
 struct storage_client {
@@ -103,11 +50,19 @@ struct storage_client {
 	unsigned n_batches, n_items;
 };
 
-/* Read and write rates of a tier as moving averages, and the figures already added to the
- * counters. */
+/* Read and write rates of a tier as moving averages. */
 struct tier_rate {
 	double read_bytes, read_us, write_bytes, write_us;
-	struct stack_stat told;
+};
+
+/* The numbers of the table storage_stats. */
+struct storage_stats {
+	uint64_t put_blocks, put_bytes, put_void, gets_hit, gets_missed, get_bytes, lookups, cancelled,
+		full, errors, refused, workers, kv_events, kv_lists, kv_overflows;
+	struct stat_seconds put_seconds, get_seconds;
+	/* as of the last call of tiers_figures; all tiers together, and each */
+	uint64_t batches, evictions, corrupt, blocks, bytes, capacity;
+	struct stack_stat tier[TIER_IDS];
 };
 
 /* How a tier's blocks get to the one below. */
@@ -139,13 +94,14 @@ struct storage {
 	struct list flushing; /* flushes that pdctl waits for */
 	struct attached *attached;
 	struct list clients; /* attached ones, and detached ones with batches in progress */
+	struct storage_stats stats;
 	struct tier_rate rate[TIER_IDS];
 	struct svc_timer *timer;
 };
 
-extern const struct svc_hooks storage_hooks;          /* daemon.c */
-extern const struct stat_def storage_stats[ST_COUNT]; /* stats.c */
-extern const struct conf_key storage_keys[];          /* keys.c */
+extern const struct svc_hooks storage_hooks;  /* daemon.c */
+extern const struct stat_row storage_stats[]; /* stats.c */
+extern const struct conf_key storage_keys[];  /* keys.c */
 
 /* --- clients.c --- */
 int clients_start(struct storage *st, struct err *err);
@@ -176,7 +132,7 @@ int tiers_check_files(struct svc *s, struct err *err); /* svc_hooks.check */
 int tiers_start(struct storage *st, struct err *err);
 int tiers_reload(struct storage *st, struct err *err);
 void tiers_stop(struct storage *st);
-void tiers_figures(struct storage *st);               /* to the counters */
+void tiers_figures(struct storage *st);               /* brings st->stats up to date */
 void tiers_json(struct storage *st, struct buf *out); /* a list */
 int tiers_find(const char *name, enum tier_id *ret);  /* 0 or ERR_NOTFOUND */
 

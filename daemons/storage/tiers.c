@@ -183,68 +183,30 @@ static void rate_add(double *bytes, double *us, uint64_t more_bytes, uint64_t mo
 	*us = *us * 0.9 + (double)more_us;
 }
 
-static void rate_follow(struct tier_rate *r, const struct stack_stat *now)
+static void rate_follow(struct tier_rate *r, const struct tier_stat *a, const struct tier_stat *was)
 {
-	const struct tier_stat *a = &now->tier, *b = &r->told.tier;
-	rate_add(&r->read_bytes, &r->read_us, a->read_bytes - b->read_bytes, a->read_us - b->read_us);
-	rate_add(&r->write_bytes, &r->write_us, a->write_bytes - b->write_bytes,
-	         a->write_us - b->write_us);
-}
-
-/* Adds the change of a tier's figures since `told` to the counters. */
-static void counters_follow(struct stat_set *set, unsigned first, const struct stack_stat *now,
-                            const struct stack_stat *told)
-{
-	const struct tier_stat *a = &now->tier, *b = &told->tier;
-	const struct {
-		unsigned index;
-		uint64_t now, told;
-	} row[] = {
-		{TS_PUTS, a->puts, b->puts},
-		{TS_KNOWN, a->known, b->known},
-		{TS_GETS, a->gets, b->gets},
-		{TS_HITS, a->hits, b->hits},
-		{TS_READ_BYTES, a->read_bytes, b->read_bytes},
-		{TS_WRITE_BYTES, a->write_bytes, b->write_bytes},
-		{TS_EVICTIONS, a->evictions, b->evictions},
-		{TS_LOST, a->lost, b->lost},
-		{TS_CORRUPT, a->corrupt, b->corrupt},
-		{TS_FULL, a->full, b->full},
-		{TS_ERRORS, a->errors, b->errors},
-		{TS_COPIED_DOWN, now->copied_down, told->copied_down},
-		{TS_COPY_FAILED, now->copy_failed, told->copy_failed},
-		{TS_PROMOTED, now->promoted, told->promoted},
-		{TS_PREFETCHED, now->prefetched, told->prefetched},
-	};
-	for (size_t i = 0; i < sizeof row / sizeof *row; i++)
-		stat_add(set, first + row[i].index, row[i].now - row[i].told);
-	stat_add(set, ST_EVICTIONS, a->evictions - b->evictions);
-	stat_add(set, ST_CORRUPT, a->corrupt - b->corrupt);
+	rate_add(&r->read_bytes, &r->read_us, a->read_bytes - was->read_bytes,
+	         a->read_us - was->read_us);
+	rate_add(&r->write_bytes, &r->write_us, a->write_bytes - was->write_bytes,
+	         a->write_us - was->write_us);
 }
 
 void tiers_figures(struct storage *st)
 {
-	struct stat_set *set = svc_stats(st->svc);
-	uint64_t blocks = 0, bytes = 0, capacity = 0;
+	struct storage_stats *f = &st->stats;
+	f->batches = serve_batches(st);
+	f->blocks = f->bytes = f->capacity = f->evictions = f->corrupt = 0;
 	for (unsigned i = 0; i < tier_stack_levels(st->tier); i++) {
 		struct stack_stat now;
 		tier_stack_level(st->tier, i, &now);
-		struct tier_rate *r = &st->rate[now.id];
-		unsigned first = ST_TIERS + ((unsigned)now.id - TIER_MEMORY) * TS_COUNT;
-		rate_follow(r, &now);
-		counters_follow(set, first, &now, &r->told);
-		r->told = now;
-		stat_set_value(set, first + TS_BLOCKS, (int64_t)now.tier.blocks);
-		stat_set_value(set, first + TS_BYTES, (int64_t)now.tier.bytes);
-		stat_set_value(set, first + TS_CAPACITY, (int64_t)now.tier.capacity_bytes);
-		stat_set_value(set, first + TS_QUEUED, (int64_t)now.tier.queued);
-		blocks += now.tier.blocks;
-		bytes += now.tier.bytes;
-		capacity += now.tier.capacity_bytes;
+		rate_follow(&st->rate[now.id], &now.tier, &f->tier[now.id].tier);
+		f->tier[now.id] = now;
+		f->blocks += now.tier.blocks;
+		f->bytes += now.tier.bytes;
+		f->capacity += now.tier.capacity_bytes;
+		f->evictions += now.tier.evictions;
+		f->corrupt += now.tier.corrupt;
 	}
-	stat_set_value(set, ST_BLOCKS, (int64_t)blocks);
-	stat_set_value(set, ST_BYTES, (int64_t)bytes);
-	stat_set_value(set, ST_CAPACITY, (int64_t)capacity);
 }
 
 static double per_second(double bytes, double us)

@@ -72,9 +72,10 @@ void worker_status(struct svc *s, struct buf *out)
 	buf_printf(out,
 	           ",\"steps\":%llu,\"prompt_tokens\":%llu,\"cached_tokens\":%llu,\"generated_tokens\":"
 	           "%llu,\"preemptions\":%llu",
-	           (unsigned long long)w->progress, (unsigned long long)w->prompt_tokens,
-	           (unsigned long long)w->cached_tokens, (unsigned long long)w->generated_tokens,
-	           (unsigned long long)w->preemptions);
+	           (unsigned long long)w->progress, (unsigned long long)w->stats.prompt_tokens,
+	           (unsigned long long)w->stats.cached_tokens,
+	           (unsigned long long)w->stats.generated_tokens,
+	           (unsigned long long)w->stats.preemptions);
 	buf_printf(out, ",\"device_busy_us\":%llu,\"device_steps\":%llu,\"device_kv_faults\":%llu",
 	           (unsigned long long)dev.busy_ns / 1000, (unsigned long long)dev.steps,
 	           (unsigned long long)dev.kv_faults);

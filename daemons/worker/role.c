@@ -45,7 +45,7 @@ static void done(struct worker *w, enum worker_role was)
 {
 	uint64_t took = clock_us() - w->sw.began_us;
 	w->sw.active = 0;
-	stat_add(svc_stats(w->svc), WS_ROLE_SWITCHES, 1);
+	w->stats.role_switches++;
 	worker_relay_by_role(w);
 	log_notice("role_switched", "from=%s to=%s took_us=%llu failed=%d", worker_role_name(was),
 	           worker_role_name(w->role), (unsigned long long)took, w->sw.aborted);

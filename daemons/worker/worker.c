@@ -323,8 +323,7 @@ static int open_pool(struct worker *w, struct err *err)
 	                       .layout = w->layout};
 	kv_hash_root(&root, &w->root);
 	rates_init(&w->rates, w->conf.storage_read, l->block_tokens, l->block_bytes);
-	w->events = events_new(w->svc, w->pool, w->conf.kv_events_us,
-	                       &(struct events_stats){WS_KV_EVENTS, WS_KV_LISTS, WS_KV_OVERFLOWS});
+	w->events = events_new(w->svc, w->pool, w->conf.kv_events_us, &w->stats.events);
 	return 0;
 }
 
@@ -402,8 +401,7 @@ static int attach_storage(struct worker *w, const struct handover_hello *hello, 
 	w->store = store_new(w->svc, &o);
 	if (!w->store)
 		return err_set(err, ERR_IO, "cannot connect to the storage %s", name);
-	w->relay = relay_new(w->svc, &(struct relay_stats){WS_RELAYED, WS_RELAY_ASKED, WS_RELAY_CUT,
-	                                                   WS_RELAY_BAD});
+	w->relay = relay_new(w->svc, &w->stats.relay);
 	w->writeout = writeout_new(w);
 	return 0;
 }
@@ -518,33 +516,13 @@ static void down(struct svc *s, struct peer *p, const char *why)
 		w->stage->peer_down(w, p, why);
 }
 
-static void count_up(struct worker *w, enum worker_stat i, uint64_t total)
-{
-	stat_add(svc_stats(w->svc), i, total - stat_get(svc_stats(w->svc), i));
-}
-
 void worker_count_device(struct worker *w)
 {
 	struct kern_counters c;
 	engine_counters(w->engine, &c);
-	count_up(w, WS_DEVICE_BUSY, c.busy_ns / 1000);
-	count_up(w, WS_DEVICE_STEPS, c.steps);
-	count_up(w, WS_KV_FAULTS, c.kv_faults);
-}
-
-static void count_storage(struct worker *w, const struct kv_stats *ks)
-{
-	struct store_counts c = {0};
-	count_up(w, WS_EVICTED_STORED, ks->evicted_stored);
-	count_up(w, WS_EVICTED_LOST, ks->evictions - ks->evicted_stored);
-	if (!w->store)
-		return;
-	store_counts(w->store, &c);
-	count_up(w, WS_LOOKED_UP, c.looked_up);
-	for (unsigned t = STORE_TIER_MEMORY; t < STORE_TIERS; t++) {
-		count_up(w, (enum worker_stat)(WS_FOUND_MEMORY + t - 1), c.found[t]);
-		count_up(w, (enum worker_stat)(WS_READ_MEMORY + t - 1), c.got[t]);
-	}
+	w->stats.device_busy_us = c.busy_ns / 1000;
+	w->stats.device_steps = c.steps;
+	w->stats.kv_faults = c.kv_faults;
 }
 
 static uint32_t per_second(double per_us)
@@ -568,23 +546,26 @@ static void heartbeat(struct svc *s, struct peer *p, Pds__Heartbeat *hb)
 	(void)p;
 	say_rates(w, hb);
 	kv_pool_stats(w->pool, &ks);
-	count_storage(w, &ks);
+	w->stats.evicted_stored = ks.evicted_stored;
+	w->stats.evicted_lost = ks.evictions - ks.evicted_stored;
+	if (w->store)
+		store_counts(w->store, &w->stats.store);
 	hb->blocks_free = ks.by_state[KV_FREE] + ks.evictable;
 	hb->blocks_held = ks.by_state[KV_HELD] + ks.by_state[KV_LEASED];
 	hb->progress = w->progress + engine_pulse(w->engine);
-	hb->prompt_tokens = w->prompt_tokens;
-	hb->cached_tokens = w->cached_tokens;
-	hb->generated_tokens = w->generated_tokens;
-	hb->preemptions = w->preemptions;
+	hb->prompt_tokens = w->stats.prompt_tokens;
+	hb->cached_tokens = w->stats.cached_tokens;
+	hb->generated_tokens = w->stats.generated_tokens;
+	hb->preemptions = w->stats.preemptions;
 	/* routers of a build before WorkerInfo.drained learn it from here */
 	hb->draining = svc_draining(s) || w->sw.active || w->drained;
 	hb->ending = svc_draining(s);
 	w->stage->heartbeat(w, hb);
 	worker_count_device(w);
-	stat_set_value(svc_stats(s), WS_RUNNING, hb->running);
-	stat_set_value(svc_stats(s), WS_WAITING, hb->waiting);
-	stat_set_value(svc_stats(s), WS_BLOCKS_FREE, hb->blocks_free);
-	stat_set_value(svc_stats(s), WS_BLOCKS_HELD, hb->blocks_held);
+	w->stats.running = hb->running;
+	w->stats.waiting = hb->waiting;
+	w->stats.blocks_free = hb->blocks_free;
+	w->stats.blocks_held = hb->blocks_held;
 }
 
 /* The gauges are what a heartbeat says, which is rare or never without work or without a router. */
@@ -710,7 +691,6 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		.default_name = default_name,
 		.keys = worker_keys,
 		.stats = worker_stats,
-		.n_stats = WS_COUNT,
 		.messages = messages,
 		.ctl = worker_ctl,
 		.advertises = 1,

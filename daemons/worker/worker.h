@@ -65,6 +65,35 @@ struct worker_conf {
 	uint64_t kv_events_us, role_switch_timeout_us, resolve_us;
 };
 
+/* The numbers of worker_stats; several threads count. */
+struct worker_stats {
+	/* steps and requests */
+	_Atomic uint64_t steps, prompt_tokens, cached_tokens, stored_tokens, generated_tokens, requests,
+		failed, cancelled, not_finite, role_switches;
+	struct stat_seconds step_seconds, prefill_seconds;
+	struct stat_sizes step_tokens;
+	/* prefill */
+	_Atomic uint64_t parked, denied, shares, shared_tokens;
+	struct stat_seconds reserve_seconds;
+	/* decode */
+	_Atomic uint64_t leases, leases_lost, fences, queued, refused, spec_drafts, spec_proposed,
+		spec_accepted, kept;
+	struct stat_seconds queue_seconds, transfer_seconds;
+	_Atomic uint64_t preemptions, saved_blocks, unsaved_blocks, saves_void, restores_read,
+		restores_computed, restores_kept, restores_abandoned, restored_blocks;
+	struct stat_seconds save_seconds, restore_seconds;
+	/* storage */
+	_Atomic uint64_t written, not_written, writes_void, not_worth_reading, read_late,
+		fetches_abandoned;
+	struct stat_seconds write_seconds, read_seconds;
+	struct events_stats events;
+	struct relay_stats relay;
+	/* as of the last heartbeat or page */
+	uint64_t running, waiting, blocks_free, blocks_held, evicted_stored, evicted_lost,
+		device_busy_us, device_steps, kv_faults;
+	struct store_counts store;
+};
+
 struct worker {
 	struct svc *svc;
 	struct worker_conf conf;
@@ -97,82 +126,7 @@ struct worker {
 	void *state;               /* the stage's */
 	uint32_t max_logits;       /* rows of logits of a step */
 	_Atomic uint64_t progress; /* steps done, for the heartbeat */
-	_Atomic uint64_t prompt_tokens, cached_tokens, generated_tokens, preemptions;
-};
-
-enum worker_stat {
-	WS_PARKED,
-	WS_DENIED,
-	WS_SHARES,
-	WS_SHARED_TOKENS,
-	WS_FETCHES_ABANDONED,
-	WS_SAVED_BLOCKS,
-	WS_UNSAVED_BLOCKS,
-	WS_SAVES_VOID,
-	WS_SAVE_SECONDS,
-	WS_RESTORES_READ,
-	WS_RESTORES_COMPUTED,
-	WS_RESTORES_KEPT,
-	WS_RESTORES_ABANDONED,
-	WS_RESTORED_BLOCKS,
-	WS_RESTORE_SECONDS,
-	WS_STEPS,
-	WS_PROMPT_TOKENS,
-	WS_CACHED_TOKENS,
-	WS_STORED_TOKENS,
-	WS_GENERATED_TOKENS,
-	WS_PREEMPTIONS,
-	WS_REQUESTS,
-	WS_FAILED,
-	WS_CANCELLED,
-	WS_NOT_FINITE,
-	WS_LEASES,
-	WS_LEASES_LOST,
-	WS_FENCES,
-	WS_RUNNING,
-	WS_WAITING,
-	WS_BLOCKS_FREE,
-	WS_BLOCKS_HELD,
-	WS_DEVICE_BUSY,
-	WS_DEVICE_STEPS,
-	WS_KV_FAULTS,
-	WS_STEP_SECONDS,
-	WS_STEP_TOKENS,
-	WS_RESERVE_SECONDS,
-	WS_TRANSFER_SECONDS,
-	WS_PREFILL_SECONDS,
-	WS_KV_EVENTS,
-	WS_KV_LISTS,
-	WS_KV_OVERFLOWS,
-	WS_RELAYED,
-	WS_RELAY_ASKED,
-	WS_RELAY_CUT,
-	WS_RELAY_BAD,
-	WS_ROLE_SWITCHES,
-	WS_SPEC_DRAFTS,
-	WS_SPEC_PROPOSED,
-	WS_SPEC_ACCEPTED,
-	WS_EVICTED_STORED,
-	WS_EVICTED_LOST,
-	WS_WRITTEN,
-	WS_NOT_WRITTEN,
-	WS_WRITES_VOID,
-	WS_WRITE_SECONDS,
-	WS_KEPT,
-	WS_LOOKED_UP,
-	WS_FOUND_MEMORY,
-	WS_FOUND_DISK,
-	WS_FOUND_REDIS,
-	WS_READ_MEMORY,
-	WS_READ_DISK,
-	WS_READ_REDIS,
-	WS_READ_SECONDS,
-	WS_NOT_WORTH_READING,
-	WS_READ_LATE,
-	WS_QUEUED,
-	WS_REFUSED,
-	WS_QUEUE_SECONDS,
-	WS_COUNT
+	struct worker_stats stats;
 };
 
 /* Member of the object that a batch of the worker's store is for; the batch's `user` points to it.
@@ -200,7 +154,7 @@ int worker_check_handover(const struct worker *w, uint32_t tokens, struct err *e
 
 /* config.c, ctl.c: tables for worker.c */
 extern const struct conf_key worker_keys[];
-extern const struct stat_def worker_stats[WS_COUNT];
+extern const struct stat_row worker_stats[];
 extern const struct svc_ctl worker_ctl[];
 void worker_status(struct svc *s, struct buf *out); /* svc_hooks.status */
 /* It was drained before it started. */

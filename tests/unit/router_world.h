@@ -364,7 +364,6 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	                                 .request_memory_bytes = 64u << 20,
 	                                 .http.out_bytes_max = out_bytes_max};
 	w->r.memory.size = 128u << 20;
-	w->r.stats = stat_new(router_stats, STAT_COUNT);
 	requests_init(&w->r);
 	registry_defaults(&w->r.registry, 30000000);
 	struct attempts_opts so = {
@@ -406,7 +405,6 @@ static inline void world_free(struct world *w)
 	api_keys_fini(&w->r.keys);
 	attempts_fini(&w->r.attempts);
 	registry_fini(&w->r.registry);
-	stat_destroy(&w->r.stats);
 	event_free(w->turn);
 	event_free(w->tick);
 	event_base_free(w->base);

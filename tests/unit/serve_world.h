@@ -33,7 +33,6 @@ struct peer {
 #define PEERS 3
 static struct peer peers[PEERS];
 static struct event_base *base;
-static struct stat_set *figures;
 static struct storage st;
 static char dir[TEST_FOLDER_BYTES];
 static int draining;
@@ -62,11 +61,6 @@ struct chan *svc_chan(struct svc *s)
 {
 	(void)s;
 	return NULL;
-}
-struct stat_set *svc_stats(struct svc *s)
-{
-	(void)s;
-	return figures;
 }
 const char *svc_name(const struct svc *s)
 {
@@ -347,7 +341,6 @@ static inline void start_with(uint64_t capacity, unsigned threads)
 	struct err err = {0};
 	test_folder(dir, "storage");
 	base = event_base_new();
-	figures = stat_new(storage_stats, ST_COUNT);
 	memset(&st, 0, sizeof st);
 	st.conf.workers_max = 4; /* half of them by one process */
 	list_init(&st.findings);
@@ -401,7 +394,6 @@ static inline void tear_down(void)
 		close(sock);
 	pool_memory_fini(&shared);
 	forget_said();
-	stat_destroy(&figures);
 	event_base_free(base);
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	unlink(path);

@@ -19,8 +19,7 @@ static struct engine_info info;
 static struct worker w;
 static struct batcher batcher;
 static struct batch_step *const step = &batcher.own.step[0];
-static struct svc svc; /* its posts and its counters only */
-static struct stat_def counters[WS_COUNT];
+static struct svc svc; /* its posts only */
 static struct run job[JOBS];
 static struct run_shared shared[JOBS];
 static unsigned n_jobs;
@@ -65,9 +64,6 @@ static void set_up(void)
 	w.conf.max_sequences = 32;
 	w.max_logits = 64;
 	ck_assert_int_eq(ring_create(JOBS, info.layers, 1, &w.ring, &err), 0);
-	for (unsigned i = 0; i < WS_COUNT; i++)
-		counters[i] = (struct stat_def){.name = "x", .help = "x", .type = STAT_COUNTER};
-	svc.stats = stat_new(counters, WS_COUNT);
 	svc.base = event_base_new();
 	pthread_mutex_init(&svc.posts.lock, NULL);
 	ck_assert_int_eq(svc_posts_start(&svc, &err), 0);
@@ -96,7 +92,6 @@ static void tear_down(void)
 	free(step->draws);
 	svc_posts_stop(&svc);
 	event_base_free(svc.base);
-	stat_destroy(&svc.stats);
 }
 
 static struct run *add(uint32_t tokens, int logprobs, uint64_t ready_us)

@@ -24,13 +24,10 @@ struct peer {
 
 static struct peer router[ROUTERS];
 static struct event_base *base;
-static struct stat_set *stats;
+static struct events_stats stats;
 static struct kv_pool *pool;
 static struct events *ev;
 static _Atomic uint64_t gens[BLOCKS];
-static const struct stat_def defs[] = {{"a_total", "", STAT_COUNTER},
-                                       {"b_total", "", STAT_COUNTER},
-                                       {"c_total", "", STAT_COUNTER}};
 static void (*posted)(struct svc *s, void *arg);
 static void *posted_arg;
 
@@ -44,12 +41,6 @@ struct chan *svc_chan(struct svc *s)
 {
 	(void)s;
 	return NULL;
-}
-
-struct stat_set *svc_stats(struct svc *s)
-{
-	(void)s;
-	return stats;
 }
 
 void svc_post(struct svc *s, void (*fn)(struct svc *s, void *arg), void *arg)
@@ -149,12 +140,12 @@ static void expect_knows(const struct peer *p)
 static void begin(void)
 {
 	memset(router, 0, sizeof router);
+	memset(&stats, 0, sizeof stats);
 	router[0].name = "router";
 	router[1].name = "router-2";
 	base = event_base_new();
-	stats = stat_new(defs, 3);
 	pool = kv_pool_new(BLOCKS, 16, gens);
-	ev = events_new(NULL, pool, 200, &(struct events_stats){0, 1, 2});
+	ev = events_new(NULL, pool, 200, &stats);
 	ck_assert_ptr_nonnull(ev);
 	srand(5);
 }
@@ -163,7 +154,6 @@ static void end(void)
 {
 	events_destroy(&ev);
 	kv_pool_destroy(&pool);
-	stat_destroy(&stats);
 	event_base_free(base);
 }
 
@@ -186,7 +176,7 @@ TEST(link_is_full_for_a_while)
 	}
 	ck_assert_uint_eq(p->resets, 1); /* nothing was lost meanwhile */
 	ck_assert_uint_gt(p->refused, 10);
-	ck_assert_uint_eq(stat_get(stats, 2), 0);
+	ck_assert_uint_eq(stats.overflows, 0);
 	end();
 }
 
@@ -215,7 +205,7 @@ TEST(link_is_full_for_long)
 	expect_knows(&router[0]);
 	ck_assert_uint_eq(router[0].resets, 2);
 	ck_assert_uint_eq(router[1].resets, 1);
-	ck_assert_uint_ge(stat_get(stats, 2), 1);
+	ck_assert_uint_ge(stats.overflows, 1);
 	end();
 }
 
@@ -263,7 +253,7 @@ TEST(quiet_when_there_is_nothing_to_say)
 	put(1000 % IDS);
 	expect_knows(&router[0]);
 	ck_assert_uint_le(router[0].messages, messages + 1);
-	ck_assert_ptr_null(events_new(NULL, pool, 0, &(struct events_stats){0, 1, 2}));
+	ck_assert_ptr_null(events_new(NULL, pool, 0, &stats));
 	events_up(NULL, &router[0]);
 	events_down(NULL, &router[0]);
 	end();

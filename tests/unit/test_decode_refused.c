@@ -75,7 +75,6 @@ static void set_up(void)
 	w.conf.max_batched_tokens = 64;
 	w.conf.max_sequences = RUNS;
 	w.max_logits = 64;
-	svc.stats = stat_new(worker_stats, WS_COUNT);
 	svc.base = event_base_new();
 	pthread_mutex_init(&svc.posts.lock, NULL);
 	ck_assert_int_eq(svc_posts_start(&svc, &err), 0);

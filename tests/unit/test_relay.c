@@ -25,14 +25,8 @@ struct peer {
 	unsigned messages, resets;
 };
 
-enum { HASHES_PASSED, ASKED, CUT, BAD, STATS };
-static const struct stat_def defs[STATS] = {{"passed", "p", STAT_COUNTER},
-                                            {"asked", "a", STAT_COUNTER},
-                                            {"cut", "c", STAT_COUNTER},
-                                            {"bad", "b", STAT_COUNTER}};
-
 static struct {
-	struct stat_set *stats;
+	struct relay_stats stats;
 	struct peer router[ROUTERS], storage;
 	uint32_t has[3];    /* what storage has, by tier */
 	uint32_t marked[3]; /* what this worker takes it to have */
@@ -55,11 +49,6 @@ struct event_base *svc_base(struct svc *s)
 {
 	(void)s;
 	return NULL;
-}
-struct stat_set *svc_stats(struct svc *s)
-{
-	(void)s;
-	return W.stats;
 }
 const char *peer_name(const struct peer *p)
 {
@@ -163,18 +152,16 @@ int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg
 static void begin(void)
 {
 	memset(&W, 0, sizeof W);
-	W.stats = stat_new(defs, STATS);
 	for (int i = 0; i < ROUTERS; i++)
 		snprintf(W.router[i].name, sizeof W.router[i].name, "router-%d", i);
 	strcpy(W.storage.name, "storage");
-	W.r = relay_new(NULL, &(struct relay_stats){HASHES_PASSED, ASKED, CUT, BAD});
+	W.r = relay_new(NULL, &W.stats);
 }
 
 static void end(void)
 {
 	relay_destroy(&W.r);
 	ck_assert_ptr_null(W.r);
-	stat_destroy(&W.stats);
 }
 
 static void fire(void)
@@ -276,11 +263,6 @@ static void check_marks(void)
 		              W.marked[t], W.has[t]);
 }
 
-static uint64_t count(unsigned stat)
-{
-	return stat_get(W.stats, stat);
-}
-
 /* --- stories ------------------------------------------------------------- */
 
 TEST_CASE("relay", .timeout_s = 120);
@@ -292,7 +274,7 @@ TEST_LOOP(lists_begin_when_all_are_there, 0, 3)
 	W.has[1] = 0xff;
 	W.has[2] = 0xff00;
 	for (int k = 0; k < 3; k++) {
-		ck_assert_uint_eq(count(ASKED), 0);
+		ck_assert_uint_eq(W.stats.asked, 0);
 		int what = (_i + k) % 3;
 		if (what == 0)
 			storage_up();
@@ -302,7 +284,7 @@ TEST_LOOP(lists_begin_when_all_are_there, 0, 3)
 			relay_reads(W.r, 1);
 		fire();
 	}
-	ck_assert_uint_eq(count(ASKED), 1);
+	ck_assert_uint_eq(W.stats.asked, 1);
 	calm();
 	check_routers(1);
 	ck_assert_uint_eq(W.router[0].messages, 4);
@@ -310,8 +292,8 @@ TEST_LOOP(lists_begin_when_all_are_there, 0, 3)
 	storage_changes(2, 0xf, 0xf00);
 	calm();
 	check_routers(1);
-	ck_assert_uint_eq(count(ASKED), 1);
-	ck_assert_uint_eq(count(CUT), 0);
+	ck_assert_uint_eq(W.stats.asked, 1);
+	ck_assert_uint_eq(W.stats.cut, 0);
 	end();
 }
 
@@ -324,11 +306,11 @@ TEST(routers_come_and_go)
 	storage_up();
 	relay_reads(W.r, 1);
 	fire();
-	ck_assert_uint_eq(count(ASKED), 0); /* nobody to tell */
+	ck_assert_uint_eq(W.stats.asked, 0); /* nobody to tell */
 	router_up(0);
 	router_up(1);
 	calm();
-	ck_assert_uint_eq(count(ASKED), 1);
+	ck_assert_uint_eq(W.stats.asked, 1);
 	check_routers(1);
 	router_up(2);
 	storage_changes(1, 0, 0xc);
@@ -347,7 +329,7 @@ TEST(routers_come_and_go)
 	router_up(1);
 	calm();
 	check_routers(1);
-	ck_assert_uint_eq(count(ASKED), 3);
+	ck_assert_uint_eq(W.stats.asked, 3);
 	end();
 }
 
@@ -413,23 +395,23 @@ TEST_LOOP(full_links, 0, 4)
 	ck_assert_uint_eq(pauses[0], 200000);
 	ck_assert_uint_eq(pauses[1], 400000);
 	ck_assert_uint_eq(pauses[7], 10000000);
-	uint64_t cuts = count(CUT);
+	uint64_t cuts = W.stats.cut;
 	ck_assert_uint_ge(cuts, 16);
 	W.router[1].full = 0;
 	storage_changes(1, 0, 0xff);
 	calm();
 	check_routers(1);
-	unsigned asked = (unsigned)count(ASKED);
+	unsigned asked = (unsigned)W.stats.asked;
 	storage_changes(1, 0, 0xff00);
 	W.router[0].full = 1;
 	arrive(100);
-	ck_assert_uint_eq(count(CUT), cuts + 1);
+	ck_assert_uint_eq(W.stats.cut, cuts + 1);
 	storage_changes(2, 0, 0xff00);
 	arrive(100);
 	W.router[0].full = 0;
 	calm();
 	check_routers(1);
-	ck_assert_uint_eq(count(ASKED), asked + 1);
+	ck_assert_uint_eq(W.stats.asked, asked + 1);
 	end();
 }
 
@@ -442,7 +424,7 @@ TEST(role_is_switched)
 	storage_up();
 	router_up(0);
 	calm();
-	ck_assert_uint_eq(count(ASKED), 0);
+	ck_assert_uint_eq(W.stats.asked, 0);
 	ck_assert_uint_eq(W.router[0].messages, 0);
 	relay_reads(W.r, 1);
 	calm();
@@ -469,11 +451,11 @@ TEST(heard_for_oneself)
 	W.has[2] = 0xff0;
 	storage_up();
 	calm();
-	ck_assert_uint_eq(count(ASKED), 0);
+	ck_assert_uint_eq(W.stats.asked, 0);
 	relay_writes(W.r, 1);
 	relay_writes(W.r, 1);
 	calm();
-	ck_assert_uint_eq(count(ASKED), 1);
+	ck_assert_uint_eq(W.stats.asked, 1);
 	check_marks();
 	storage_changes(2, 1, 0xf0);
 	calm();
@@ -487,20 +469,20 @@ TEST(heard_for_oneself)
 	W.storage.full = 1;
 	arrive(UINT32_MAX);
 	fire();
-	ck_assert_uint_eq(count(ASKED), 1);
+	ck_assert_uint_eq(W.stats.asked, 1);
 	W.storage.full = 0;
 	calm();
-	ck_assert_uint_eq(count(ASKED), 2);
+	ck_assert_uint_eq(W.stats.asked, 2);
 	check_marks();
 	ck_assert_uint_eq(W.router[0].messages, 0);
 	router_up(1);
 	calm();
-	ck_assert_uint_eq(count(ASKED), 2);
+	ck_assert_uint_eq(W.stats.asked, 2);
 	relay_writes(W.r, 0);
 	storage_down();
 	storage_up();
 	calm();
-	ck_assert_uint_eq(count(ASKED), 2);
+	ck_assert_uint_eq(W.stats.asked, 2);
 	end();
 }
 
@@ -513,7 +495,7 @@ TEST(hostile_events)
 	struct peer other = {.name = "decode-1", .up = 1};
 	begin();
 	say(&W.storage, 1, 1, 1, 0); /* before its link is up here */
-	ck_assert_uint_eq(count(BAD), 1);
+	ck_assert_uint_eq(W.stats.bad, 1);
 	W.has[1] = 0xff;
 	relay_reads(W.r, 1);
 	storage_up();
@@ -531,7 +513,7 @@ TEST(hostile_events)
 	m.n_stored = 0;
 	m.n_removed = PIECE + 1;
 	relay_events(W.r, &W.storage, &m);
-	ck_assert_uint_eq(count(BAD), 1 + sizeof tiers / sizeof *tiers + 3);
+	ck_assert_uint_eq(W.stats.bad, 1 + sizeof tiers / sizeof *tiers + 3);
 	ck_assert_uint_eq(W.router[0].messages, had);
 	m.n_removed = PIECE;
 	relay_events(W.r, &W.storage, &m);
@@ -586,9 +568,9 @@ TEST_LOOP(walks, 0, 4)
 		check_routers(W.storage.up && reads);
 		if (W.storage.up && writes)
 			check_marks();
-		cuts += count(CUT);
-		asked += count(ASKED);
-		told += count(HASHES_PASSED);
+		cuts += W.stats.cut;
+		asked += W.stats.asked;
+		told += W.stats.hashes;
 		end();
 	}
 	ck_assert_uint_gt(cuts, 500);

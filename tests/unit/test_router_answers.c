@@ -103,7 +103,7 @@ TEST(unknown_times_are_not_counted)
 	struct buf b;
 	buf_init(&b, 0);
 	json_decref(json_of(w, "/v1/completions", "{\"prompt\":[3,4],\"max_tokens\":2}", 200));
-	stat_render(w->r.stats, "", "", &b);
+	stat_render(router_stats, &w->r, "", "", &b);
 	has(b.data, "vllm:time_to_first_token_seconds_count 1\n");
 	has(b.data, "vllm:request_prefill_time_seconds_count 0\n");
 	buf_fini(&b);

@@ -256,15 +256,13 @@ static uint64_t preemptions_after(unsigned worker, uint64_t told)
 	struct msg_head head = {0};
 	b.preemptions = told;
 	handler_of(MSG_HEARTBEAT)->fn(NULL, &T.peers[worker], &head, &b.base);
-	return stat_get(T.r.stats, STAT_PREEMPTIONS);
+	return T.r.stats.preemptions;
 }
 
 /* What workers have preempted since their links came up; a worker that restarts, or whose
  * link does, is not counted twice. */
 TEST(preemptions_are_added_up)
 {
-	static const struct stat_def defs[STAT_COUNT] = {[STAT_PREEMPTIONS] = {"x", "x", STAT_COUNTER}};
-	T.r.stats = stat_new(defs, STAT_COUNT);
 	comes(0);
 	comes(1);
 	ck_assert_uint_eq(preemptions_after(0, 500), 0); /* of before */
@@ -277,7 +275,6 @@ TEST(preemptions_are_added_up)
 	ck_assert_uint_eq(preemptions_after(0, 2), 7);
 	ck_assert_uint_eq(preemptions_after(0, 1), 7); /* nonsense */
 	ck_assert_uint_eq(preemptions_after(0, 3), 9);
-	stat_destroy(&T.r.stats);
 }
 
 TEST(a_role_is_switched)

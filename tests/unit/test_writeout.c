@@ -27,7 +27,6 @@ struct put {
 };
 
 static struct event_base *base;
-static struct stat_set *stats;
 static struct put wrote[256];
 static uint32_t n_wrote;
 static int ready, put_fails, rooms;
@@ -41,11 +40,6 @@ struct event_base *svc_base(struct svc *s)
 {
 	(void)s;
 	return base;
-}
-struct stat_set *svc_stats(struct svc *s)
-{
-	(void)s;
-	return stats;
 }
 void svc_post(struct svc *s, void (*fn)(struct svc *, void *), void *arg)
 {
@@ -127,11 +121,6 @@ static void sent(uint32_t n)
 static void begin(enum kv_eviction eviction, uint32_t low_percent, uint32_t after)
 {
 	static const struct stage_ops stage = {.name = "test", .room = on_room};
-	static struct stat_def defs[WS_COUNT];
-	for (unsigned i = 0; i < WS_COUNT; i++)
-		defs[i] = (struct stat_def){
-			"x", "x", i == WS_WRITE_SECONDS || i == WS_SAVE_SECONDS ? STAT_SECONDS : STAT_COUNTER};
-	stats = stat_new(defs, WS_COUNT);
 	base = event_base_new();
 	w = (struct worker){.stage = &stage, .state = &w, .region = {.blocks = BLOCKS}};
 	w.conf.kv_eviction = eviction;
@@ -154,7 +143,6 @@ static void end(void)
 	kv_pool_stats(w.pool, &ks);
 	ck_assert_uint_eq(ks.readers, 0);
 	kv_pool_destroy(&w.pool);
-	stat_destroy(&stats);
 	event_base_free(base);
 }
 
@@ -245,7 +233,7 @@ TEST(recycle_writes_what_is_asked_for)
 	kv_pool_release(w.pool, b, 10);
 	loop_for(20);
 	ck_assert_uint_eq(n_wrote, 1);
-	ck_assert_uint_eq(stat_get(stats, WS_WRITTEN), 10);
+	ck_assert_uint_eq(w.stats.written, 10);
 	end();
 }
 
@@ -424,7 +412,7 @@ TEST(storage_does_not_answer)
 	uint64_t at = clock_us();
 	answer(1, ERR_TIMEOUT, 0, 7);
 	ck_assert_uint_eq(told().readers, 0);
-	ck_assert_uint_eq(stat_get(stats, WS_NOT_WRITTEN), 8);
+	ck_assert_uint_eq(w.stats.not_written, 8);
 	cache(101, 8, b);
 	sent(2);
 	ck_assert_uint_ge(clock_us() - at, 200000);
@@ -498,7 +486,7 @@ TEST(given_up)
 	/* it had come before the fence: good for those that are still the same */
 	answer(1, 0, STORE_TIER_MEMORY, 7);
 	ck_assert_uint_eq(told().stored[0], 20);
-	ck_assert_uint_eq(stat_get(stats, WS_WRITES_VOID), 60);
+	ck_assert_uint_eq(w.stats.writes_void, 60);
 	ck_assert_uint_eq(writeout_give_up(NULL, now), 0);
 	end();
 }
@@ -540,7 +528,7 @@ TEST(saved_at_once)
 	for (uint32_t p = 2; p <= 5; p++)
 		answer(p, 0, STORE_TIER_MEMORY, 7);
 	ck_assert_uint_eq(told().stored[STORE_TIER_MEMORY], 140);
-	ck_assert_uint_eq(stat_get(stats, WS_SAVED_BLOCKS), 130);
+	ck_assert_uint_eq(w.stats.saved_blocks, 130);
 	ck_assert_uint_eq(writeout_saving(w.writeout), 0);
 	end();
 }
@@ -571,7 +559,7 @@ TEST(saved_in_vain)
 	kv_pool_release(w.pool, t, BLOCKS - 25);
 	answer(1, 0, STORE_TIER_MEMORY, 7);
 	ck_assert_uint_eq(told().stored[0], 20);
-	ck_assert_uint_eq(stat_get(stats, WS_SAVES_VOID), 1);
+	ck_assert_uint_eq(w.stats.saves_void, 1);
 	writeout_save(w.writeout, &B, b, 5);
 	ck_assert_uint_eq(n_wrote, 2);
 	kv_pool_release(w.pool, b, 5);
@@ -619,7 +607,7 @@ TEST(cannot_send)
 	loop_for(30);
 	struct kv_stats ks = told();
 	ck_assert_uint_eq(ks.readers + ks.writing, 0);
-	ck_assert_uint_eq(stat_get(stats, WS_NOT_WRITTEN), 8);
+	ck_assert_uint_eq(w.stats.not_written, 8);
 	put_fails = 0;
 	cache(101, 3, b);
 	sent(1);

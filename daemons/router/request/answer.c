@@ -170,7 +170,7 @@ enum attempt_verdict answer_tokens(void *owner, struct attempt *a, Pds__Token *c
 	}
 	/* tokens that arrive together (accepted drafts) share the time since the ones before */
 	for (size_t i = 0; ans->last_us && i < n; i++)
-		stat_observe_us(ans->request->r->stats, STAT_ITL, (now - ans->last_us) / n);
+		stat_observe_us(&ans->request->r->stats.itl, (now - ans->last_us) / n);
 	ans->last_us = now;
 	if (ans->request->tenant)
 		tenant_generated(ans->request->tenant, n, now);

@@ -54,26 +54,24 @@ void request_log_end(struct request *q, const char *event, int status, const cha
 void request_count_answer(const struct answer *ans)
 {
 	const struct request *q = ans->request;
-	struct stat_set *st = q->r->stats;
+	struct router_stats *st = &q->r->stats;
 	uint64_t now = clock_us();
 	const struct attempt *s = ans->attempt;
-	if (ans->finish == ANSWER_FINISH_STOP || ans->finish == ANSWER_FINISH_LENGTH)
-		stat_add(st, ans->finish == ANSWER_FINISH_STOP ? STAT_SUCCESS_STOP : STAT_SUCCESS_LENGTH,
-		         1);
-	stat_observe_us(st, STAT_E2E, now - q->begun_us);
-	stat_observe(st, STAT_ANSWER_PROMPT, ans->prompt->tokens.n);
+	st->success_stop += ans->finish == ANSWER_FINISH_STOP;
+	st->success_length += ans->finish == ANSWER_FINISH_LENGTH;
+	stat_observe_us(&st->e2e, now - q->begun_us);
+	stat_observe(&st->answer_prompt, ans->prompt->tokens.n);
 	if (!s->got.first_us)
 		return;
-	stat_observe_us(st, STAT_TTFT, s->got.first_us - q->begun_us);
-	stat_observe_us(st, STAT_QUEUE, s->got.times.turn_us + s->got.times.queue_us);
+	stat_observe_us(&st->ttft, s->got.first_us - q->begun_us);
+	stat_observe_us(&st->queue, s->got.times.turn_us + s->got.times.queue_us);
 	if (s->got.times.prefill_us) /* else the worker that computed the prompt did not tell it */
-		stat_observe_us(st, STAT_PREFILL, s->got.times.prefill_us);
-	stat_observe_us(st, STAT_DECODE, now - s->got.first_us);
-	stat_observe(st, STAT_ANSWER_TOKENS, ans->n_tokens);
+		stat_observe_us(&st->prefill, s->got.times.prefill_us);
+	stat_observe_us(&st->decode, now - s->got.first_us);
+	stat_observe(&st->answer_tokens, ans->n_tokens);
 	if (ans->n_tokens > 1) {
 		uint64_t us = (now - s->got.first_us) / (ans->n_tokens - 1);
-		stat_observe_us(st, STAT_TPOT, us);
-		stat_observe_us(st, STAT_REQUEST_TPOT, us);
+		stat_observe_us(&st->tpot, us);
 	}
 }
 
@@ -85,7 +83,7 @@ void request_count_longest(const struct request *q)
 		if (q->answers[i].n_tokens > longest)
 			longest = q->answers[i].n_tokens;
 		if (longest && (i + 1) % q->prep.p.n == 0)
-			stat_observe(q->r->stats, STAT_ANSWER_LONGEST, longest);
+			stat_observe(&q->r->stats.answer_longest, longest);
 	}
 }
 

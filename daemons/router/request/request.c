@@ -338,7 +338,7 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 	struct request_prepare *p = &q->prep;
 	char text[512];
 	CHECK(e == REQUEST_ON_ENTER);
-	stat_observe_us(q->r->stats, STAT_PREPARE, p->prepared_us - q->begun_us);
+	stat_observe_us(&q->r->stats.prepare, p->prepared_us - q->begun_us);
 	if (p->warnings.len && once_may_log(&q->r->unknown, p->warnings.data, p->warnings.len)) {
 		snprintf(text, sizeof text, "%.*s", (int)p->warnings.len, p->warnings.data);
 		log_warn("unknown_parameters", "warnings=%s", log_quote(text));

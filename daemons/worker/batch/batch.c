@@ -84,7 +84,7 @@ static void keep_output(struct batcher *b, struct run *r)
 		return;
 	uint32_t n = kv_pool_want_stored(b->w->pool, r->blocks.block,
 	                                 (uint32_t)least(r->blocks.published, r->blocks.n));
-	stat_add(svc_stats(b->w->svc), WS_KEPT, n);
+	b->w->stats.kept += n;
 }
 
 static void give_back(struct batcher *b, struct run *r)
@@ -399,8 +399,7 @@ static Pds__Finish take_drawn(struct batcher *b, struct run *r, const struct ker
 			r->first_us = clock_us();
 		Pds__Finish finish = request_copy_append(req, s->id, w->info);
 		report_token(report, r, index, s, finish);
-		w->generated_tokens++;
-		stat_add(svc_stats(w->svc), WS_GENERATED_TOKENS, 1);
+		w->stats.generated_tokens++;
 		int go = s->id == draft && finish == PDS__FINISH__FINISH_NONE;
 		r->computed += go; /* that token's KV was computed as the draft's */
 		if (go)
@@ -413,7 +412,7 @@ static Pds__Finish take_drawn(struct batcher *b, struct run *r, const struct ker
 static void note_caught_up(struct batcher *b, struct run *r)
 {
 	if (r->back_us)
-		stat_observe_us(svc_stats(b->w->svc), WS_RESTORE_SECONDS, clock_us() - r->back_us);
+		stat_observe_us(&b->w->stats.restore_seconds, clock_us() - r->back_us);
 	r->back_us = 0;
 }
 
@@ -492,11 +491,10 @@ static void count_step(struct batcher *b, const struct batch_step *s, uint32_t r
 	struct worker *w = b->w;
 	if (!of_prompts && s->code == 0)
 		drafts_step_took(b, rows, took);
-	w->prompt_tokens += of_prompts;
-	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, of_prompts);
-	stat_add(svc_stats(w->svc), WS_STEPS, 1);
-	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, took);
-	stat_observe(svc_stats(w->svc), WS_STEP_TOKENS, rows);
+	w->stats.prompt_tokens += of_prompts;
+	w->stats.steps++;
+	stat_observe_us(&w->stats.step_seconds, took);
+	stat_observe(&w->stats.step_tokens, rows);
 	/* rows of drafts and of those that decode cost more than rows of a prompt */
 	if (2 * of_prompts > rows && s->code == 0)
 		rates_note_compute(&w->rates, rows, took);

@@ -125,8 +125,7 @@ static void admit(struct batcher *b, struct run *r)
 		r->begin_us = now;
 		r->queue_us = now - r->born_us;
 		r->cached_tokens = r->computed;
-		w->cached_tokens += r->computed;
-		stat_add(svc_stats(w->svc), WS_CACHED_TOKENS, r->computed);
+		w->stats.cached_tokens += r->computed;
 	}
 	if (run_phase(r) == RUN_PREEMPTED && !late)
 		r->back_us = now;
@@ -165,8 +164,7 @@ static void preempt(struct batcher *b, struct run *r)
 	r->preemptions++;
 	r->back_us = 0;
 	preempt_wait_again(b, r);
-	b->w->preemptions++;
-	stat_add(svc_stats(b->w->svc), WS_PREEMPTIONS, 1);
+	b->w->stats.preemptions++;
 }
 
 /* Would there be another block if those that are being written to storage were given up? */
@@ -234,10 +232,10 @@ static void raise_ratio(struct batcher *b)
 
 void preempt_grow(struct batcher *b)
 {
-	uint64_t before = b->w->preemptions;
+	uint64_t before = b->w->stats.preemptions;
 	b->own.lacking = 0;
 	grow_all(b);
-	if (b->w->preemptions != before)
+	if (b->w->stats.preemptions != before)
 		raise_ratio(b);
 	list_each(it, &b->own.running) {
 		struct run *r = run_of(it);

@@ -45,15 +45,10 @@ struct restore {
 	uint32_t *blocks;  /* abandoned: the n blocks, held until storage has ended */
 };
 
-static void count(struct batcher *b, enum worker_stat i, uint64_t n)
+/* How one that was preempted got its contents back: counted if it was. */
+static void count_outcome(const struct run *r, _Atomic uint64_t *outcome)
 {
-	stat_add(svc_stats(b->w->svc), i, n);
-}
-
-/* How one that was preempted got its contents back. */
-static void count_outcome(struct batcher *b, const struct run *r, enum worker_stat i)
-{
-	count(b, i, r->back_us != 0);
+	*outcome += r->back_us != 0;
 }
 
 /* On the loop. */
@@ -81,7 +76,8 @@ static void drop(struct restore *x)
 static void finish(struct batcher *b, struct restore *x)
 {
 	struct run *r = x->r;
-	count_outcome(b, r, x->got ? WS_RESTORES_READ : WS_RESTORES_COMPUTED);
+	struct worker_stats *stats = &b->w->stats;
+	count_outcome(r, x->got ? &stats->restores_read : &stats->restores_computed);
 	log_req(LOG_INFO, &r->req.id, "restored",
 	        "attempt=%u tokens=%u read_blocks=%u computed=%u took_us=%llu", r->req.attempt,
 	        r->req.n_tokens, x->got, r->computed, (unsigned long long)(clock_us() - x->begun_us));
@@ -103,7 +99,7 @@ void restore_begin(struct batcher *b, struct run *r, uint32_t end, int may_read)
 {
 	uint32_t have = r->blocks.published, n = end > have ? end - have : 0;
 	if (!n || !may_read || !may_ask(b)) {
-		count_outcome(b, r, n ? WS_RESTORES_COMPUTED : WS_RESTORES_KEPT);
+		count_outcome(r, n ? &b->w->stats.restores_computed : &b->w->stats.restores_kept);
 		return;
 	}
 	struct restore *x = mem_zalloc(sizeof *x);
@@ -230,7 +226,7 @@ static void keep_target(struct batcher *b, struct restore *x)
 	b->own.reading = NULL;
 	b->own.fenced++;
 	set_fence(b, x->blocks, x->n);
-	count(b, WS_RESTORES_ABANDONED, 1);
+	b->w->stats.restores_abandoned++;
 	log_req(LOG_INFO, &x->id, "restore_abandoned", "blocks=%u took_us=%llu", x->n,
 	        (unsigned long long)(clock_us() - x->begun_us));
 }
@@ -301,10 +297,10 @@ static void arrived(struct batcher *b, struct restore *x)
 	rates_note_got(&b->w->rates, x->c, x->expected);
 	x->got += got;
 	if (r->back_us) {
-		count(b, WS_RESTORED_BLOCKS, got);
+		b->w->stats.restored_blocks += got;
 	} else {
 		r->cached_tokens += got * bt;
-		count(b, WS_STORED_TOKENS, got * bt);
+		b->w->stats.stored_tokens += got * bt;
 	}
 	store_completion_free(&x->c);
 	b->own.reading = NULL;

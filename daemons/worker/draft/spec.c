@@ -253,7 +253,7 @@ void drafts_recall(struct run *r)
 void drafts_learn(struct batcher *b, struct run *r, uint32_t drafted, uint32_t right)
 {
 	struct sequence_drafts *sd = r->drafts;
-	struct stat_set *stats = svc_stats(b->w->svc);
+	struct worker_stats *stats = &b->w->stats;
 	if (!sd)
 		return;
 	spec_record_step(&sd->record);
@@ -262,20 +262,19 @@ void drafts_learn(struct batcher *b, struct run *r, uint32_t drafted, uint32_t r
 	spec_record_draft(&sd->record, sd->match, drafted, right, b->own.drafts->tokens_max);
 	r->drafted += drafted;
 	r->accepted += right;
-	stat_add(stats, WS_SPEC_DRAFTS, 1);
-	stat_add(stats, WS_SPEC_PROPOSED, drafted);
-	stat_add(stats, WS_SPEC_ACCEPTED, right);
+	stats->spec_drafts++;
+	stats->spec_proposed += drafted;
+	stats->spec_accepted += right;
 }
 
 void drafts_status(const struct batcher *b, struct buf *out)
 {
-	const struct stat_set *stats = svc_stats(b->w->svc);
+	const struct worker_stats *stats = &b->w->stats;
 	buf_printf(
 		out,
 		",\"speculative\":\"%s\",\"drafts\":%llu,\"drafted_tokens\":%llu,\"accepted_tokens\":%llu",
-		b->own.drafts->is_on ? "ngram" : "off", (unsigned long long)stat_get(stats, WS_SPEC_DRAFTS),
-		(unsigned long long)stat_get(stats, WS_SPEC_PROPOSED),
-		(unsigned long long)stat_get(stats, WS_SPEC_ACCEPTED));
+		b->own.drafts->is_on ? "ngram" : "off", (unsigned long long)stats->spec_drafts,
+		(unsigned long long)stats->spec_proposed, (unsigned long long)stats->spec_accepted);
 	if (!b->own.drafts->is_on)
 		return;
 	buf_adds(out, ",\"step_us_by_rows\":{");

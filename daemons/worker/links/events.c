@@ -34,7 +34,7 @@ struct events_follower {
 struct events {
 	struct svc *svc;
 	struct kv_pool *pool;
-	struct events_stats stats;
+	struct events_stats *stats;
 	uint32_t blocks;
 	struct timeval interval;
 	struct event *tick;
@@ -57,7 +57,7 @@ static void begin_list(struct events *ev, struct events_follower *f, const char 
 	f->cursor = kv_pool_changes_end(ev->pool);
 	f->block = 0;
 	f->fresh = 1;
-	stat_add(svc_stats(ev->svc), ev->stats.lists, 1);
+	ev->stats->lists++;
 	log_notice("kv_list", "router=%s why=%s", peer_name(f->p), log_quote(why));
 }
 
@@ -127,7 +127,7 @@ static int send_changes(struct events *ev, struct events_follower *f)
 	size_t stored, removed;
 	uint32_t n;
 	if (kv_pool_changes(ev->pool, &cursor, PIECE, ev->change, &n) < 0) {
-		stat_add(svc_stats(ev->svc), ev->stats.overflows, 1);
+		ev->stats->overflows++;
 		begin_list(ev, f, "more changes than are kept");
 		return 1;
 	}
@@ -137,7 +137,7 @@ static int send_changes(struct events *ev, struct events_follower *f)
 	if (send_events(ev, f, 0, stored, removed) < 0)
 		return 1;
 	f->cursor = cursor;
-	stat_add(svc_stats(ev->svc), ev->stats.changes, n);
+	ev->stats->changes += n;
 	return n == PIECE;
 }
 
@@ -180,7 +180,7 @@ static void wake(void *arg)
 }
 
 struct events *events_new(struct svc *s, struct kv_pool *pool, uint64_t interval_us,
-                          const struct events_stats *stats)
+                          struct events_stats *stats)
 {
 	if (!interval_us)
 		return NULL;
@@ -189,7 +189,7 @@ struct events *events_new(struct svc *s, struct kv_pool *pool, uint64_t interval
 	kv_pool_stats(pool, &ks);
 	ev->svc = s;
 	ev->pool = pool;
-	ev->stats = *stats;
+	ev->stats = stats;
 	ev->blocks = ks.blocks;
 	ev->interval = clock_timeval(interval_us);
 	ev->tick = event_new(svc_base(s), -1, 0, on_tick, ev);

@@ -14,12 +14,12 @@
 struct events;
 
 struct events_stats {
-	unsigned changes, lists, overflows; /* indices in the daemon's stat table */
+	uint64_t changes, lists, overflows;
 };
 
-/* interval_us 0: no reports; returns NULL. All functions accept NULL. */
+/* interval_us 0: no reports; returns NULL. All functions accept NULL. Counts in *stats. */
 struct events *events_new(struct svc *s, struct kv_pool *pool, uint64_t interval_us,
-                          const struct events_stats *stats);
+                          struct events_stats *stats);
 /* Call before kv_pool_destroy, after the threads that change the pool have ended. */
 void events_destroy(struct events **ev);
 void events_up(struct events *ev, struct peer *router);

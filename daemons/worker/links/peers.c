@@ -142,7 +142,7 @@ void worker_fail_by(struct worker *w, const struct msg_head *head, const char *r
 	m.text = (char *)f->text;
 	m.blame = (char *)(f->blame ? f->blame : "");
 	m.retry_after_us = f->retry_after_us;
-	stat_add(svc_stats(w->svc), WS_FAILED, 1);
+	w->stats.failed++;
 	log_req(LOG_WARN, &head->req, "attempt_failed", "attempt=%u fault=%d retry=%d blame=%s text=%s",
 	        head->attempt, f->fault, f->retry, f->blame ? f->blame : "-", log_quote(f->text));
 	struct peer *p = worker_router(w, router, router_epoch);

@@ -27,10 +27,10 @@ void seq_failure_engine(struct seq_failure *f, const struct err *err)
 	     text);
 }
 
-struct worker_failure seq_failure_report(const struct seq_failure *f, const struct worker *w)
+struct worker_failure seq_failure_report(const struct seq_failure *f, struct worker *w)
 {
 	int no_memory = f->fault == PDS__FAULT__FAULT_OVERLOADED;
-	stat_add(svc_stats(w->svc), WS_NOT_FINITE, (uint64_t)f->not_finite);
+	w->stats.not_finite += (uint64_t)f->not_finite;
 	if (f->kind == FAILURE_STEP || f->kind == FAILURE_REFUSED)
 		return (struct worker_failure){f->fault, 1, f->text,
 		                               f->kind == FAILURE_STEP ? svc_name(w->svc) : NULL, 0};

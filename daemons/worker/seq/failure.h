@@ -24,7 +24,7 @@ struct seq_failure {
 void seq_failure_draw(struct seq_failure *f, const struct err *err);
 /* The step, or a span of it, could not be computed. */
 void seq_failure_engine(struct seq_failure *f, const struct err *err);
-/* What to tell the router; counts WS_NOT_FINITE. Points into f and w. */
-struct worker_failure seq_failure_report(const struct seq_failure *f, const struct worker *w);
+/* What to tell the router; counts worker_stats.not_finite. Points into f and w. */
+struct worker_failure seq_failure_report(const struct seq_failure *f, struct worker *w);
 
 #endif

@@ -31,7 +31,7 @@ struct relay_follower {
 
 struct relay {
 	struct svc *svc;
-	struct relay_stats stats;
+	struct relay_stats *stats;
 	struct peer *storage; /* NULL: its link is down */
 	int reads, writes;
 	int needs_list; /* no list was requested since storage's link came up */
@@ -72,7 +72,7 @@ static void ask(struct relay *r)
 		return;
 	}
 	r->needs_list = 0;
-	stat_add(svc_stats(r->svc), r->stats.asked, 1);
+	r->stats->asked++;
 	log_notice("store_list", "storage=%s", peer_name(r->storage));
 }
 
@@ -116,7 +116,7 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 static void cut(struct relay *r, struct relay_follower *f, unsigned bit)
 {
 	uint64_t now = clock_us();
-	stat_add(svc_stats(r->svc), r->stats.cut, 1);
+	r->stats->cut++;
 	if (!(f->lacks & bit))
 		log_notice("store_events_cut", "router=%s", peer_name(f->p));
 	f->lacks |= bit;
@@ -140,7 +140,7 @@ static void pass(struct relay *r, struct relay_follower *f, const Pds__KvEvents 
 	}
 	f->has |= bit;
 	f->lacks &= ~bit;
-	stat_add(svc_stats(r->svc), r->stats.hashes, m->n_stored + m->n_removed);
+	r->stats->hashes += m->n_stored + m->n_removed;
 }
 
 void relay_events(struct relay *r, const struct peer *from, const Pds__KvEvents *m)
@@ -149,7 +149,7 @@ void relay_events(struct relay *r, const struct peer *from, const Pds__KvEvents 
 		return;
 	if (from != r->storage || m->tier < TIER_FIRST || m->tier > TIER_LAST || m->n_stored > PIECE ||
 	    m->n_removed > PIECE) {
-		stat_add(svc_stats(r->svc), r->stats.bad, 1);
+		r->stats->bad++;
 		log_warn("store_events_bad", "peer=%s tier=%u stored=%zu removed=%zu", peer_name(from),
 		         m->tier, m->n_stored, m->n_removed);
 		return;
@@ -221,11 +221,11 @@ void relay_writes(struct relay *r, int writes)
 	ask_soon(r);
 }
 
-struct relay *relay_new(struct svc *s, const struct relay_stats *stats)
+struct relay *relay_new(struct svc *s, struct relay_stats *stats)
 {
 	struct relay *r = mem_zalloc(sizeof *r);
 	r->svc = s;
-	r->stats = *stats;
+	r->stats = stats;
 	r->timer = event_new(svc_base(s), -1, 0, on_timer, r);
 	list_init(&r->followers);
 	return r;

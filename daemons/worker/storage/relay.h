@@ -15,10 +15,10 @@
 struct relay;
 
 struct relay_stats {
-	unsigned hashes, asked, cut, bad; /* indices in the daemon's stat table */
+	uint64_t hashes, asked, cut, bad;
 };
 
-struct relay *relay_new(struct svc *s, const struct relay_stats *stats);
+struct relay *relay_new(struct svc *s, struct relay_stats *stats); /* counts in *stats */
 void relay_destroy(struct relay **r);
 void relay_router_up(struct relay *r, struct peer *router);
 void relay_router_down(struct relay *r, struct peer *router);

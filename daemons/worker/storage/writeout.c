@@ -168,19 +168,19 @@ static uint32_t settle(struct writeout *wo, struct writeout_batch *b,
 
 static void count(struct writeout *wo, const struct writeout_batch *b, uint32_t stored)
 {
-	struct stat_set *stats = svc_stats(wo->w->svc);
-	stat_add(stats, WS_WRITTEN, stored);
-	stat_add(stats, WS_NOT_WRITTEN, b->n - stored);
+	struct worker_stats *stats = &wo->w->stats;
+	stats->written += stored;
+	stats->not_written += b->n - stored;
 	if (!is_save(b))
 		return;
-	stat_add(stats, WS_SAVED_BLOCKS, stored);
-	stat_add(stats, WS_UNSAVED_BLOCKS, b->n - stored);
+	stats->saved_blocks += stored;
+	stats->unsaved_blocks += b->n - stored;
 }
 
 static void count_saved(struct writeout *wo, const struct writeout_batch *b, uint32_t stored,
                         const struct store_completion *c)
 {
-	stat_observe_us(svc_stats(wo->w->svc), WS_SAVE_SECONDS, c->took_us);
+	stat_observe_us(&wo->w->stats.save_seconds, c->took_us);
 	log_req(LOG_INFO, &b->of, "preempt_saved",
 	        "blocks=%u stored=%u took_us=%llu overdue=%d text=%s", b->n, stored,
 	        (unsigned long long)c->took_us, b->given_up, log_quote(c->text));
@@ -195,7 +195,7 @@ static void written(struct worker *w, struct store_asker *a, struct store_comple
 	count(wo, b, stored);
 	if (is_save(b))
 		count_saved(wo, b, stored, c);
-	stat_observe_us(svc_stats(w->svc), WS_WRITE_SECONDS, c->took_us);
+	stat_observe_us(&w->stats.write_seconds, c->took_us);
 	rates_note_write(&w->rates, stored, c->took_us);
 	log_at(c->code ? LOG_WARN : LOG_DEBUG, NULL, "written_out",
 	       "blocks=%u stored=%u took_us=%llu text=%s", b->n, stored, (unsigned long long)c->took_us,
@@ -307,8 +307,8 @@ static uint32_t give_up_old(struct writeout *wo, uint64_t begun_before_us, int *
 	}
 	pthread_mutex_unlock(&wo->lock);
 	if (blocks) {
-		stat_add(svc_stats(wo->w->svc), WS_WRITES_VOID, blocks);
-		stat_add(svc_stats(wo->w->svc), WS_SAVES_VOID, saves);
+		wo->w->stats.writes_void += blocks;
+		wo->w->stats.saves_void += saves;
 		log_warn("write_out_void", "blocks=%u why=\"the blocks are needed\"", blocks);
 	}
 	return blocks;
