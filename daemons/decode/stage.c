@@ -159,6 +159,7 @@ static int start(struct worker *w, struct err *err)
 	d->by_lease = map_new(sizeof(uint64_t));
 	d->batcher.config = (struct batcher_config){
 		.drafts = c->speculative,
+		.overlap = 1,
 		.chunk_tokens = c->prefill_chunk_tokens,
 		.save_preempted = c->save_preempted_kv,
 		.keep_outputs = c->output_caching,

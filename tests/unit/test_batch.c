@@ -354,6 +354,17 @@ TEST(test_ageing_is_gradual)
 	ck_assert_ptr_eq(nth(0), a);
 }
 
+/* A prompt that arrives while a long step runs waits for that one alone, not for another that was
+ * planned behind it; a decode worker plans ahead. */
+TEST_LOOP(test_steps_of_prompts_do_not_overlap, 0, 2)
+{
+	info.overlap = 1;
+	batcher.config.overlap = _i;
+	add(100, 0, 0);
+	ck_assert_uint_eq(fill(), 1);
+	ck_assert_int_eq(step->alone, !_i);
+}
+
 /* Who waits for a running prompt's blocks is told when they are published, once, and not before. */
 TEST(test_sharers_are_told)
 {

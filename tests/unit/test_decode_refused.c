@@ -157,7 +157,7 @@ TEST(one_that_is_refused_fails_alone)
 /* The step before is in flight when the next is refused: what it brings is taken first. */
 TEST(refused_while_another_is_in_flight)
 {
-	info.overlap = 1;
+	info.overlap = b.config.overlap = 1;
 	next_step(&b);
 	ck_assert_ptr_nonnull(b.own.in_flight);
 	ck_assert_uint_eq(landed, 0);

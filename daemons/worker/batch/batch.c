@@ -315,7 +315,7 @@ void batch_fill(struct batcher *b, struct batch_step *s)
 	struct worker *w = b->w;
 	uint32_t rows = 0, logits = 0, draws = 0, plain = 0;
 	s->n = 0;
-	s->alone = !w->info->overlap;
+	s->alone = !b->config.overlap || !w->info->overlap;
 	b->own.unmasked = 0;
 	list_each(it, &b->own.running) {
 		struct run *r = list_entry(it, struct run, node);

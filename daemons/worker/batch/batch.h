@@ -128,6 +128,9 @@ struct batcher_config {
 	uint64_t ageing_us;
 	int drafts;     /* speculative decoding */
 	int hands_over; /* the messager is told which runs are scheduled */
+	/* a step is started while the one before it is in flight, if the device can. Steps of prompts
+	 * alone are long: a prompt that arrives would wait for two of them */
+	int overlap;
 	uint32_t chunk_tokens;
 	int save_preempted, keep_outputs;
 	uint64_t wait_us, restore_wait_us;
