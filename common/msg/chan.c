@@ -188,7 +188,7 @@ static void ack_left(struct peer *p, const Pds__Envelope *env)
 {
 	if (!env->ack_epoch)
 		return;
-	p->link.told = env->ack;
+	p->link.acked_out = env->ack;
 	p->ack_due_us = 0;
 }
 
@@ -231,7 +231,7 @@ static void send_out(struct chan *c, struct peer *p, struct link_out *o)
 		env.time_left_us = left ? left : 1;
 	}
 	if (chan_transmit(c, p, peer_sock(p), p->rid, p->rid_len, &env, o->body, o->len) < 0) {
-		p->resend_at_us = clock_us() + c->pace.retry_us;
+		p->resend_at_us = clock_us() + c->timers.retry_us;
 		chan_tick_soon(c, p->resend_at_us);
 		return;
 	}
@@ -277,7 +277,7 @@ void chan_acked(struct chan *c, struct peer *p, uint64_t ack)
 	link_acked(&p->link, ack);
 	if (p->link.n_window == before)
 		return;
-	p->resend_wait_us = c->pace.resend_us;
+	p->resend_wait_us = c->timers.resend_us;
 	p->progress_us = clock_us();
 	if (!list_empty(&p->link.window))
 		chan_tick_soon(c, list_entry(p->link.window.next, struct link_out, node)->sent_us +
@@ -405,7 +405,7 @@ void chan_hello(struct chan *c, struct peer *p)
 	h.link = p->link_id;
 	h.build = (char *)build_version();
 	p->hello_us = clock_us();
-	p->hello_wait_us = c->pace.hello_us;
+	p->hello_wait_us = c->timers.hello_us;
 	p->hello_waits = chan_send_link(c, p, MSG_HELLO, &h.base) < 0;
 	chan_tick_soon(c, p->hello_us + p->hello_wait_us);
 }
@@ -429,8 +429,8 @@ struct peer *chan_peer_new(struct chan *c)
 	struct peer *p = mem_zalloc(sizeof *p);
 	p->c = c;
 	p->pidfd = -1;
-	p->resend_wait_us = c->pace.resend_us;
-	p->hello_wait_us = c->pace.hello_us;
+	p->resend_wait_us = c->timers.resend_us;
+	p->hello_wait_us = c->timers.hello_us;
 	snprintf(p->name, sizeof p->name, "?");
 	link_init(&p->link);
 	list_push_back(&c->peers, &p->node);
@@ -504,7 +504,7 @@ void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc)
 void chan_peer_up(struct chan *c, struct peer *p)
 {
 	p->state = PEER_UP;
-	p->heard_us = p->beat_us = p->busy_us = p->stir_us = clock_us();
+	p->heard_us = p->beat_us = p->busy_us = p->busy_since_us = clock_us();
 	p->refusal[0] = 0;
 	chan_name_up(p);
 	c->counts.peers_up++;
@@ -538,7 +538,7 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 	parts_drop(&p->parts);
 	p->resend_all = p->overrun = 0;
 	p->resend_at_us = p->ack_due_us = p->gap_us = p->link_id = 0;
-	p->resend_wait_us = c->pace.resend_us;
+	p->resend_wait_us = c->timers.resend_us;
 	p->hello_us = 0;
 	peer_unwatch(p);
 	chan_tick_soon(c, clock_us() + (next == PEER_DEAD ? GRAVE_US : 0));
@@ -553,16 +553,16 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 
 /* --- life ---------------------------------------------------------------- */
 
-static struct chan_pace pace_of(uint64_t resend_us)
+static struct chan_timers timers_of(uint64_t resend_us)
 {
 	uint64_t r = resend_us ? resend_us : RESEND_US, hello = least(r, HELLO_RETRY_US);
-	return (struct chan_pace){.resend_us = r,
-	                          .resend_max_us = 8 * r,
-	                          .ack_us = r / 4,
-	                          .retry_us = r / 20,
-	                          .gap_us = r / 20,
-	                          .hello_us = hello,
-	                          .hello_max_us = 8 * hello};
+	return (struct chan_timers){.resend_us = r,
+	                            .resend_max_us = 8 * r,
+	                            .ack_us = r / 4,
+	                            .retry_us = r / 20,
+	                            .gap_us = r / 20,
+	                            .hello_us = hello,
+	                            .hello_max_us = 8 * hello};
 }
 
 /* Strangers may open it: they must not take the descriptors that peers and pdctl need. */
@@ -615,7 +615,7 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 	c->base = base;
 	c->hooks = *hooks;
 	c->opts = *opts;
-	c->pace = pace_of(opts->resend_us);
+	c->timers = timers_of(opts->resend_us);
 	c->name = mem_strdup(opts->name);
 	c->program = mem_strdup(opts->program);
 	list_init(&c->peers);
@@ -721,7 +721,7 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 		chan_peer_free(p);
 		return NULL;
 	}
-	chan_tick_soon(c, p->hello_us + c->pace.hello_us);
+	chan_tick_soon(c, p->hello_us + c->timers.hello_us);
 	return p;
 }
 

@@ -53,7 +53,7 @@ static int send_question(void *z, const char *command, char *const *args, size_t
 }
 
 /* What a daemon answered, of this protocol or of another one. */
-static int take_answer(const struct msg_in *m, char **ret_text, struct err *err)
+static int ask_take_answer(const struct msg_in *m, char **ret_text, struct err *err)
 {
 	uint32_t version = m->env->version;
 	if (m->info->type == MSG_WELCOME && version == PROTOCOL_VERSION)
@@ -89,7 +89,7 @@ static int read_answer(void *z, int ms, char **ret_text, struct err *err)
 		if (r == 0 || (r == ERR_UNSUPPORTED && m.info))
 			r = msg_decode_body(&m, zmq_msg_data(&f[1]), zmq_msg_size(&f[1]), err);
 		if (r == 0)
-			r = take_answer(&m, ret_text, err);
+			r = ask_take_answer(&m, ret_text, err);
 	}
 	msg_in_fini(&m);
 	for (int i = 0; i < n; i++)

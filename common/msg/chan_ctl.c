@@ -31,7 +31,7 @@ struct ctl_reply {
 };
 
 /* Called on ZeroMQ's thread, at the latest within zmq_ctx_term. */
-static void written(void *bytes, void *answer)
+static void answer_written(void *bytes, void *answer)
 {
 	struct ctl_reply *a = answer;
 	(void)bytes;
@@ -55,8 +55,8 @@ static int reply(struct chan *c, const struct chan_asked *to, int code, const ch
 	pds__ctl_reply__pack(&m, a->bytes);
 	chan_envelope(c, NULL, MSG_CTL_REPLY, &env);
 	atomic_fetch_add(&c->answers_bytes, len);
-	if (zmq_msg_init_data(&body, a->bytes, len, written, a) < 0) {
-		written(a->bytes, a);
+	if (zmq_msg_init_data(&body, a->bytes, len, answer_written, a) < 0) {
+		answer_written(a->bytes, a);
 		return ERR_NOMEM;
 	}
 	int r = chan_put_msg(to->s, to->rid, to->rid_len, head, pds__envelope__pack(&env, head), &body);

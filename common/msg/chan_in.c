@@ -74,7 +74,7 @@ static void send_refusal(struct chan *c, const struct incoming *in, const char *
 	chan_send_rid(c, in->s, in->rid, in->rid_len, MSG_WELCOME, &w.base);
 }
 
-static void refuse(struct chan *c, const struct incoming *in, const char *reason)
+static void refuse_hello(struct chan *c, const struct incoming *in, const char *reason)
 {
 	send_refusal(c, in, reason);
 	char what[MSG_NAME_MAX + 330];
@@ -100,8 +100,8 @@ static int connection_has_ended(struct chan *c, struct peer *p)
 
 /* 1 if another process has the name and is alive. A peer whose process has ended, or that was
  * silent for too long, is no longer in the list. */
-static int name_taken(struct chan *c, const struct incoming *in, struct peer *old, char *why,
-                      size_t len)
+static int name_is_taken(struct chan *c, const struct incoming *in, struct peer *old, char *why,
+                         size_t len)
 {
 	uint64_t epoch = in->m.env->epoch;
 	if (epoch == old->epoch && process_origin_same(&in->origin, &old->origin))
@@ -130,7 +130,7 @@ static void resend_soon(struct chan *c, struct peer *p)
 	if (p->resend_at_us)
 		return;
 	p->resend_at_us = list_entry(p->link.window.next, struct link_out, node)->sent_us +
-	                  c->pace.gap_us;
+	                  c->timers.gap_us;
 	chan_tick_soon(c, p->resend_at_us);
 }
 
@@ -185,12 +185,12 @@ static void on_hello(struct chan *c, struct incoming *in)
 	}
 	if (chan_origin_check(c, &in->origin, in->m.env->sender, h->program, h->process, why,
 	                      sizeof why) < 0) {
-		refuse(c, in, why);
+		refuse_hello(c, in, why);
 		return;
 	}
 	struct peer *old = find_accepted(c, in->m.env->sender);
-	if (old && name_taken(c, in, old, why, sizeof why)) {
-		refuse(c, in, why);
+	if (old && name_is_taken(c, in, old, why, sizeof why)) {
+		refuse_hello(c, in, why);
 		return;
 	}
 	if (old && old->epoch == in->m.env->epoch && h->nth <= old->hello_nth) {
@@ -198,7 +198,7 @@ static void on_hello(struct chan *c, struct incoming *in)
 		return;
 	}
 	if (strcmp(in->m.env->sender, c->name) == 0) {
-		refuse(c, in, "this is my own name");
+		refuse_hello(c, in, "this is my own name");
 		return;
 	}
 	if (old && old->epoch == in->m.env->epoch &&
@@ -209,7 +209,7 @@ static void on_hello(struct chan *c, struct incoming *in)
 	}
 	if (c->hooks.admit && c->hooks.admit(c->hooks.arg, in->m.env->sender, in->m.env->epoch, h, why,
 	                                     sizeof why) != 0) {
-		refuse(c, in, why);
+		refuse_hello(c, in, why);
 		return;
 	}
 	if (old) {
@@ -219,7 +219,7 @@ static void on_hello(struct chan *c, struct incoming *in)
 	if (c->n_peers >= c->opts.peers_max) {
 		snprintf(why, sizeof why, "%u peers are connected, the limit is %u", c->n_peers,
 		         c->opts.peers_max);
-		refuse(c, in, why);
+		refuse_hello(c, in, why);
 		return;
 	}
 	accept_hello(c, in, chan_peer_new(c), h, 0);
@@ -350,7 +350,7 @@ static int join_parts(struct chan *c, struct chan_parts *j, struct incoming *in)
 	return whole;
 }
 
-static void deliver(struct chan *c, struct peer *p, struct incoming *in)
+static void deliver_body(struct chan *c, struct peer *p, struct incoming *in)
 {
 	if (decode_body(c, in) == 0 && !(c->fault && chan_faults->late(c, p, in)))
 		chan_hand_up(c, p, in);
@@ -362,7 +362,7 @@ static void report_gap(struct chan *c, struct peer *p)
 	Pds__Ack a = PDS__ACK__INIT;
 	uint64_t now = clock_us();
 	c->counts.dropped++;
-	if (now - p->gap_us < c->pace.gap_us)
+	if (now - p->gap_us < c->timers.gap_us)
 		return;
 	p->gap_us = now;
 	a.missing = 1;
@@ -375,12 +375,12 @@ static void on_numbered(struct chan *c, struct peer *p, struct incoming *in)
 	chan_worked(c, p);
 	switch (link_arrived(&p->link, in->m.env->seq)) {
 	case LINK_DELIVER:
-		if (p->link.expect - 1 - p->link.told >= 64)
+		if (p->link.expect - 1 - p->link.acked_out >= 64)
 			chan_send_link(c, p, MSG_ACK, &a.base);
 		else
 			chan_owe_ack(c, p);
 		if (join_parts(c, &p->parts, in))
-			deliver(c, p, in);
+			deliver_body(c, p, in);
 		return;
 	case LINK_DUPLICATE:
 		c->counts.duplicates++;
@@ -415,7 +415,7 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	}
 	enum msg_type type = in->m.info->type;
-	deliver(c, p, in);
+	deliver_body(c, p, in);
 	if (type == MSG_HEARTBEAT && in->m.body)
 		chan_beat_taken(c, p, (const Pds__Heartbeat *)in->m.body);
 }
@@ -466,7 +466,7 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 		if (decode_body(c, in) == 0)
 			on_welcome(c, p, in);
 	} else if (s->peer && t == MSG_WHO) {
-		if (clock_us() - p->hello_us > c->pace.hello_us / 6)
+		if (clock_us() - p->hello_us > c->timers.hello_us / 6)
 			chan_hello(c, p);
 	} else if (p && is_forged(c, p, in)) {
 		return;
@@ -492,7 +492,7 @@ static int other_version(struct chan *c, struct incoming *in, const char *why)
 			protobuf_c_message_free_unpacked(in->m.body, NULL);
 			in->m.body = NULL;
 		}
-		refuse(c, in, why);
+		refuse_hello(c, in, why);
 	} else if (in->s->peer && in->m.info->type == MSG_WELCOME) {
 		on_refused(c, in->s->peer, in, why);
 	} else if (!in->s->peer && in->m.info->type == MSG_CTL_REQUEST && !c->ending &&
@@ -582,7 +582,7 @@ static int take_one(struct sock *s)
 
 /* A connection that is made anew needs a HELLO of its own, at once; `connected`: the socket takes
  * messages, so it has one. */
-static int check_hello(struct chan *c, struct peer *p, int connected)
+static int hello_if_connected(struct chan *c, struct peer *p, int connected)
 {
 	if (!connected)
 		p->hello_waits = 1;
@@ -635,7 +635,7 @@ int chan_take(struct sock *s)
 	for (int i = 0; has_more && i < DRAIN_MAX && (i == 0 || clock_us() < until); i++) {
 		int events = chan_events(s);
 		if (s->peer && s->peer->state == PEER_HELLO &&
-		    check_hello(s->c, s->peer, events & ZMQ_POLLOUT))
+		    hello_if_connected(s->c, s->peer, events & ZMQ_POLLOUT))
 			events = chan_events(s); /* the send may have consumed the descriptor's edge */
 		has_more = events & ZMQ_POLLIN && take_one(s) == 0;
 	}

@@ -77,7 +77,7 @@ static void choose(const struct chan_name *n, const struct resolve_answer *a, ch
 
 static void move(struct peer *p, const char *address)
 {
-	struct chan_name *n = p->by_name;
+	struct chan_name *n = p->resolver;
 	log_notice("peer_address", "peer=%s host=%s address=%s before=%s", p->expected, n->host,
 	           address, *n->address ? n->address : "none");
 	if (*n->address)
@@ -91,10 +91,10 @@ static void move(struct peer *p, const char *address)
 	event_active(p->dealer->again, EV_READ, 1);
 }
 
-static void on_answer(void *arg, const struct resolve_answer *a)
+static void name_on_answer(void *arg, const struct resolve_answer *a)
 {
 	struct peer *p = arg;
-	struct chan_name *n = p->by_name;
+	struct chan_name *n = p->resolver;
 	char address[sizeof n->address];
 	n->question = NULL;
 	chan_tick_soon(p->c, n->ask_us);
@@ -116,8 +116,8 @@ int chan_name_connect(struct peer *p, const char *address)
 	struct chan_name n = {0};
 	if (!split(address, &n))
 		return chan_zmq_connect(p->dealer->z, address);
-	p->by_name = mem_alloc(sizeof n);
-	*p->by_name = n;
+	p->resolver = mem_alloc(sizeof n);
+	*p->resolver = n;
 	chan_name_tick(p, clock_us());
 	return 0;
 }
@@ -125,35 +125,35 @@ int chan_name_connect(struct peer *p, const char *address)
 const char *chan_name_address(const struct peer *p)
 {
 	char name[MSG_NAME_MAX + 1];
-	return p->by_name ? p->by_name->address : chan_endpoint_address(p->endpoint, name);
+	return p->resolver ? p->resolver->address : chan_endpoint_address(p->endpoint, name);
 }
 
 void chan_name_up(struct peer *p)
 {
-	if (p->by_name)
-		p->by_name->ask_us = p->by_name->wait_us = 0;
+	if (p->resolver)
+		p->resolver->ask_us = p->resolver->wait_us = 0;
 }
 
 uint64_t chan_name_due(const struct peer *p)
 {
-	return !p->by_name || p->by_name->question ? UINT64_MAX : p->by_name->ask_us;
+	return !p->resolver || p->resolver->question ? UINT64_MAX : p->resolver->ask_us;
 }
 
 void chan_name_tick(struct peer *p, uint64_t now)
 {
-	struct chan_name *n = p->by_name;
+	struct chan_name *n = p->resolver;
 	if (now < chan_name_due(p))
 		return;
 	n->wait_us = n->wait_us ? least(2 * n->wait_us, ASK_MAX_US) : ASK_FIRST_US;
 	n->ask_us = now + n->wait_us;
 	n->question = resolve_start(p->c->base, p->c->opts.dns_servers, RESOLVE_ADDRESSES, n->host,
-	                            on_answer, p);
+	                            name_on_answer, p);
 }
 
 void chan_name_free(struct peer *p)
 {
-	if (p->by_name)
-		resolve_cancel(&p->by_name->question);
-	free(p->by_name);
-	p->by_name = NULL;
+	if (p->resolver)
+		resolve_cancel(&p->resolver->question);
+	free(p->resolver);
+	p->resolver = NULL;
 }

@@ -16,7 +16,7 @@
 
 #define RID_MAX 16u
 #define HELLO_RETRY_US 300000u
-/* default of chan_opts.resend_us; struct chan_pace has the times derived from it */
+/* default of chan_opts.resend_us; struct chan_timers has the times derived from it */
 #define RESEND_US 400000u
 /* a peer that has something to acknowledge and does not for STUCK_WAITS * resend_us (10 s by
  * default), or 5 * silence_us if that is longer, is down */
@@ -56,9 +56,9 @@ struct peer {
 	struct list node;
 	struct chan *c;
 	enum peer_state state;
-	struct sock *dealer;       /* NULL: it connected to us */
-	struct sock *accepted;     /* then: through which bound socket */
-	struct chan_name *by_name; /* dealer to a host's name; else NULL */
+	struct sock *dealer;        /* NULL: it connected to us */
+	struct sock *accepted;      /* then: through which bound socket */
+	struct chan_name *resolver; /* dealer to a host's name; else NULL */
 	unsigned char rid[RID_MAX];
 	size_t rid_len;
 	char name[MSG_NAME_MAX + 1], expected[MSG_NAME_MAX + 1], endpoint[256];
@@ -83,7 +83,7 @@ struct peer {
 	uint64_t hello_wait_us;               /* until the next HELLO; doubles while none is answered */
 	/* busy: last numbered message, or heartbeat from it with news; stir: when that began after an
 	 * idle time */
-	uint64_t busy_us, stir_us;
+	uint64_t busy_us, busy_since_us;
 	uint64_t ack_due_us; /* when to send an acknowledgement; 0: nothing to acknowledge */
 	/* when to send from the window again, nothing before; 0: the socket has taken all of it */
 	uint64_t resend_at_us;
@@ -95,7 +95,7 @@ struct peer {
 	uint64_t hello_nth;
 	uint64_t link_id; /* Hello.nth of the HELLO that began this link; 0: none */
 	uint32_t their_silence_ms;
-	uint64_t beat_sum, heard_sum; /* hash of the last heartbeat sent, received */
+	uint64_t sent_beat_hash, heard_beat_hash; /* hash of the last heartbeat sent, received */
 	char refusal[200];
 	struct msg_link link;
 };
@@ -112,7 +112,7 @@ struct incoming {
 };
 
 /* Timers of a link, all derived from chan_opts.resend_us. */
-struct chan_pace {
+struct chan_timers {
 	uint64_t resend_us; /* first timeout of an acknowledgement; doubles up to resend_max_us */
 	uint64_t resend_max_us;
 	/* delay of an acknowledgement if no other message is sent that can carry it */
@@ -129,7 +129,7 @@ struct chan {
 	struct event_base *base;
 	struct chan_hooks hooks;
 	struct chan_opts opts;
-	struct chan_pace pace;
+	struct chan_timers timers;
 	char *name, *program;
 	void *ctx;
 	struct sock *bound, *net; /* ROUTERs: for this host; for others, NULL: none */
@@ -200,7 +200,7 @@ void chan_resend(struct chan *c, struct peer *p, uint32_t most);
 /* Sends the part of the window that the socket has not taken yet. */
 void chan_send_rest(struct chan *c, struct peer *p);
 void chan_acked(struct chan *c, struct peer *p, uint64_t ack);
-/* Says HELLO; the next one follows after pace.hello_us. */
+/* Says HELLO; the next one follows after timers.hello_us. */
 void chan_hello(struct chan *c, struct peer *p);
 void chan_welcome(struct chan *c, struct peer *p, int resumed);
 struct peer *chan_peer_new(struct chan *c);

@@ -44,7 +44,7 @@ static unsigned silence_factor(const struct chan *c, const struct peer *p, int i
 static uint64_t silent_at(const struct chan *c, const struct peer *p, uint64_t now)
 {
 	int is_busy = busy(c, p, now);
-	uint64_t since = is_busy ? most(p->heard_us, p->stir_us) : p->heard_us;
+	uint64_t since = is_busy ? most(p->heard_us, p->busy_since_us) : p->heard_us;
 	return since + c->opts.silence_us * silence_factor(c, p, is_busy);
 }
 
@@ -96,7 +96,7 @@ static int is_news(const Pds__Heartbeat *hb, uint64_t *last)
 static void mark_busy(struct chan *c, struct peer *p, uint64_t now)
 {
 	if (!busy(c, p, now))
-		p->stir_us = now;
+		p->busy_since_us = now;
 	p->busy_us = now;
 }
 
@@ -106,7 +106,7 @@ static void beat(struct chan *c, struct peer *p, uint64_t now)
 	if (c->hooks.heartbeat)
 		c->hooks.heartbeat(c->hooks.arg, p, &hb);
 	p->beat_us = now;
-	if (is_news(&hb, &p->beat_sum) && has_router(c, p))
+	if (is_news(&hb, &p->sent_beat_hash) && has_router(c, p))
 		c->active_us = now;
 	chan_send_link(c, p, MSG_HEARTBEAT, &hb.base);
 }
@@ -124,7 +124,7 @@ void chan_owe_ack(struct chan *c, struct peer *p)
 {
 	if (p->ack_due_us)
 		return;
-	p->ack_due_us = clock_us() + c->pace.ack_us;
+	p->ack_due_us = clock_us() + c->timers.ack_us;
 	chan_tick_soon(c, p->ack_due_us);
 }
 
@@ -136,15 +136,15 @@ static uint64_t hello_at(const struct chan *c, const struct peer *p)
 		return UINT64_MAX;
 	if (!p->hello_us) /* its link has just gone down */
 		return 0;
-	return p->hello_us + (p->state == PEER_REFUSED ? 4 * c->pace.hello_us : p->hello_wait_us);
+	return p->hello_us + (p->state == PEER_REFUSED ? 4 * c->timers.hello_us : p->hello_wait_us);
 }
 
 /* One that has no answer is repeated less and less often: nobody listens there, or the peer hangs
  * and would find all of them. chan_take says it at once when a connection is made. */
 static void hello_due(struct chan *c, struct peer *p)
 {
-	uint64_t wait = p->hello_us ? least(2 * p->hello_wait_us, c->pace.hello_max_us)
-	                            : c->pace.hello_us;
+	uint64_t wait = p->hello_us ? least(2 * p->hello_wait_us, c->timers.hello_max_us)
+	                            : c->timers.hello_us;
 	chan_hello(c, p);
 	p->hello_wait_us = wait;
 }
@@ -180,7 +180,7 @@ static void check_window(struct chan *c, struct peer *p, uint64_t now)
 	else if (!p->resend_at_us &&
 	         now >= list_entry(p->link.window.next, struct link_out, node)->sent_us +
 	                    p->resend_wait_us) {
-		p->resend_wait_us = least(2 * p->resend_wait_us, c->pace.resend_max_us);
+		p->resend_wait_us = least(2 * p->resend_wait_us, c->timers.resend_max_us);
 		chan_resend(c, p, RESEND_BATCH);
 	}
 }
@@ -217,7 +217,7 @@ static void check_peer(struct chan *c, struct peer *p, uint64_t now)
 		return;
 	}
 	if (!list_empty(&p->link.window) &&
-	    now - p->progress_us > most(STUCK_WAITS * c->pace.resend_us, 5 * c->opts.silence_us)) {
+	    now - p->progress_us > most(STUCK_WAITS * c->timers.resend_us, 5 * c->opts.silence_us)) {
 		chan_peer_down(c, p, "it acknowledges nothing", p->dealer ? PEER_HELLO : PEER_DEAD);
 		return;
 	}
@@ -244,7 +244,7 @@ void chan_tick_soon(struct chan *c, uint64_t at_us)
 }
 
 /* Arms the timer for the earliest due time, also if that is later than now armed. */
-static void arm(struct chan *c, uint64_t now)
+static void arm_tick(struct chan *c, uint64_t now)
 {
 	uint64_t at = list_empty(&c->graveyard) ? UINT64_MAX : now + GRAVE_US;
 	list_each(it, &c->peers)
@@ -289,13 +289,13 @@ void chan_tick(evutil_socket_t fd, short what, void *arg)
 	for (uint32_t i = 0; i < n; i++)
 		check_peer(c, all[i], now);
 	free(all);
-	arm(c, now);
+	arm_tick(c, now);
 }
 
 void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
 {
 	uint64_t now = clock_us();
-	if (is_news(hb, &p->heard_sum))
+	if (is_news(hb, &p->heard_beat_hash))
 		mark_busy(c, p, now);
 	/* without a router the connecting side sets the pace: it may look for a peer that is stopped */
 	uint64_t least_us = has_router(c, p) ? beat_every(c, p, now) / 2 : BEAT_MIN_US;
@@ -305,5 +305,5 @@ void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
 	beat(c, p, now);
 	excuse_absence(c, now);
 	/* the next heartbeat is mostly later now: without this the timer would fire for nothing */
-	arm(c, now);
+	arm_tick(c, now);
 }

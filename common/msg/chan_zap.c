@@ -40,7 +40,7 @@ static int is_text(const struct zap_frame *f, const char *text)
 	return f->len == strlen(text) && memcmp(f->bytes, text, f->len) == 0;
 }
 
-static const struct key *find(struct zap *z, const unsigned char *public_key)
+static const struct key *zap_find(struct zap *z, const unsigned char *public_key)
 {
 	struct keys *keys = z->c->opts.keys;
 	const struct key *k = keys_find(keys, public_key);
@@ -82,7 +82,7 @@ static void log_refused(struct zap *z, const struct zap_frame *address, const un
 }
 
 /* Reads one request. Returns its number of frames; 0: there is none. */
-static int take(struct zap *z, struct zap_frame *f)
+static int zap_take(struct zap *z, struct zap_frame *f)
 {
 	int n = 0;
 	for (int more = 1; more; n++) {
@@ -106,7 +106,7 @@ static int take(struct zap *z, struct zap_frame *f)
 /* 300, a temporary failure, and not 400 for a key that is not known: libzmq then closes the
  * connection silently and the peer connects again, after a pause, so that a key that is added later
  * counts. After 400 it never would. */
-static void answer(struct zap *z, const struct zap_frame *id, const struct key *k)
+static void zap_answer(struct zap *z, const struct zap_frame *id, const struct key *k)
 {
 	const char *user = k ? k->print : "";
 	zmq_send(z->z, "1.0", 3, ZMQ_SNDMORE | ZMQ_DONTWAIT);
@@ -117,7 +117,7 @@ static void answer(struct zap *z, const struct zap_frame *id, const struct key *
 	zmq_send(z->z, "", 0, ZMQ_DONTWAIT);
 }
 
-static void on_readable(evutil_socket_t fd, short what, void *arg)
+static void zap_on_readable(evutil_socket_t fd, short what, void *arg)
 {
 	struct zap *z = arg;
 	struct zap_frame f[ZAP_FRAMES];
@@ -129,15 +129,15 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 		zmq_getsockopt(z->z, ZMQ_EVENTS, &events, &len);
 		if (!(events & ZMQ_POLLIN))
 			return;
-		int n = take(z, f);
+		int n = zap_take(z, f);
 		if (n < 2)
 			return;
 		int curve = n == ZAP_FRAMES && is_text(&f[0], "1.0") && is_text(&f[2], ZAP_DOMAIN) &&
 		            is_text(&f[5], "CURVE") && f[6].len == KEY_BYTES;
-		const struct key *k = curve ? find(z, f[6].bytes) : NULL;
+		const struct key *k = curve ? zap_find(z, f[6].bytes) : NULL;
 		if (curve && !k)
 			log_refused(z, &f[3], f[6].bytes);
-		answer(z, &f[1], k);
+		zap_answer(z, &f[1], k);
 		event_active(z->again, EV_READ, 1); /* ZeroMQ's descriptor is edge-triggered */
 	}
 }
@@ -154,8 +154,8 @@ int chan_zap_start(struct chan *c, struct err *err)
 	    zmq_bind(z->z, ZAP_ENDPOINT) < 0 || zmq_getsockopt(z->z, ZMQ_FD, &fd, &len) < 0)
 		return err_set(err, ERR_IO, "cannot authenticate links between hosts: %s",
 		               zmq_strerror(zmq_errno()));
-	z->ev = event_new(c->base, fd, EV_READ | EV_PERSIST, on_readable, z);
-	z->again = event_new(c->base, -1, 0, on_readable, z);
+	z->ev = event_new(c->base, fd, EV_READ | EV_PERSIST, zap_on_readable, z);
+	z->again = event_new(c->base, -1, 0, zap_on_readable, z);
 	event_add(z->ev, NULL);
 	return 0;
 }
@@ -249,7 +249,7 @@ static void connect_with_new_key(struct chan *c, struct peer *p)
 	p->state = PEER_HELLO;
 	p->hello_us = clock_us();
 	p->hello_waits = 1; /* until the connection is up */
-	chan_tick_soon(c, p->hello_us + c->pace.hello_us);
+	chan_tick_soon(c, p->hello_us + c->timers.hello_us);
 }
 
 /* Peers whose key is not known any more are down at once. */

@@ -205,14 +205,14 @@ static int check_worker(const Pds__WorkerInfo *w, struct err *err)
 	return check_texts(texts, sizeof texts / sizeof *texts, err);
 }
 
-static int check_hello(const Pds__Hello *h, struct err *err)
+static int check_hello_body(const Pds__Hello *h, struct err *err)
 {
 	const char *texts[] = {h->program, h->process ? h->process->boot_id : "", h->build};
 	int r = check_texts(texts, sizeof texts / sizeof *texts, err);
 	return r < 0 || !h->worker ? r : check_worker(h->worker, err);
 }
 
-static int check_tokens(const Pds__Tokens *t, struct err *err)
+static int check_tokens_body(const Pds__Tokens *t, struct err *err)
 {
 	for (size_t i = 0; i < t->n_sequences; i++)
 		if (t->sequences[i]->attempt == 0)
@@ -235,7 +235,7 @@ int msg_validate(const struct msg_type_info *info, const ProtobufCMessage *body,
 {
 #define AS(T) ((const Pds__##T *)body)
 	switch (info->type) {
-	case MSG_HELLO: return check_hello(AS(Hello), err);
+	case MSG_HELLO: return check_hello_body(AS(Hello), err);
 	case MSG_REQUEST_SUBMIT:
 		return AS(Submit)->n_candidates > 64
 		           ? err_set(err, ERR_CORRUPT, "%zu candidates, allowed 64",
@@ -243,7 +243,7 @@ int msg_validate(const struct msg_type_info *info, const ProtobufCMessage *body,
 		           : check_request(AS(Submit)->request, err);
 	case MSG_KV_RESERVE: return check_request(AS(Reserve)->request, err);
 	case MSG_REQUEST_FIRST_TOKEN: return need(AS(FirstToken)->token, "token", err);
-	case MSG_REQUEST_TOKENS: return check_tokens(AS(Tokens), err);
+	case MSG_REQUEST_TOKENS: return check_tokens_body(AS(Tokens), err);
 	case MSG_KV_GRANT: return need(AS(Grant)->lease, "lease", err);
 	case MSG_LEASE_OPEN: return need(AS(LeaseOpen)->lease, "lease", err);
 	case MSG_LEASE_OPENED: return need(AS(LeaseOpened)->lease, "lease", err);

@@ -69,7 +69,7 @@ int key_role_of_program(const char *program, enum key_role *ret)
 	return ERR_NOTFOUND;
 }
 
-static int is_name(const char *s)
+static int is_key_name(const char *s)
 {
 	size_t n = strlen(s);
 	return n > 0 && n <= KEYS_NAME_MAX &&
@@ -96,7 +96,7 @@ static int parse_line(struct key_file *f, const char *word, const char *value, s
 	int *seen, r = 0;
 	if (strcmp(word, "name") == 0) {
 		seen = &f->has_name;
-		r = is_name(value) ? 0 : ERR_INVALID;
+		r = is_key_name(value) ? 0 : ERR_INVALID;
 		snprintf(f->key.name, sizeof f->key.name, "%.47s", value);
 	} else if (strcmp(word, "role") == 0) {
 		seen = &f->has_role;
@@ -139,7 +139,7 @@ static int parse(char *text, struct key_file *f, struct err *err)
 }
 
 /* 0; ERR_NOTFOUND: no such file; ERR_IO, ERR_INVALID. private: refuses one that others may read. */
-static int read_file(const char *path, int private, struct key_file *f, struct err *err)
+static int read_key_file(const char *path, int private, struct key_file *f, struct err *err)
 {
 	char text[KEY_FILE_BYTES + 1];
 	struct stat st;
@@ -187,7 +187,7 @@ static int take_file(struct keys *k, const char *path, crypto_generichash_state 
 {
 	struct err err = {0};
 	struct key_file f;
-	int r = read_file(path, 0, &f, &err);
+	int r = read_key_file(path, 0, &f, &err);
 	const char *why = r < 0 ? err.text : clash(k, &f.key);
 	if (r == ERR_NOTFOUND)
 		return 0; /* it was removed meanwhile */
@@ -259,7 +259,7 @@ int keys_open(const char *folder, const char *name, struct keys **ret, struct er
 	char path[512];
 	struct key_file f;
 	snprintf(path, sizeof path, "%s/%s.secret", folder, name);
-	int r = read_file(path, 1, &f, err);
+	int r = read_key_file(path, 1, &f, err);
 	if (r == ERR_NOTFOUND)
 		return err_set(err, ERR_INVALID,
 		               "there is no key %s: make it with `pdctl keygen %s ROLE --keys %s` and copy "
@@ -422,7 +422,7 @@ static int write_pair(const char *folder, const char *name, enum key_role role, 
 int keys_generate(const char *folder, const char *name, enum key_role role, struct err *err)
 {
 	char public[KEY_TEXT_BYTES], secret[KEY_TEXT_BYTES];
-	if (!is_name(name))
+	if (!is_key_name(name))
 		return err_set(
 			err, ERR_INVALID,
 			"name \"%.60s\": allowed are 1 to %u letters, digits, \"-\", \"_\" and \".\"", name,

@@ -6,7 +6,7 @@
 void link_init(struct msg_link *l)
 {
 	l->next_seq = l->expect = 1;
-	l->told = 0;
+	l->acked_out = 0;
 	l->n_window = 0;
 	l->window_bytes = 0;
 	list_init(&l->window);

@@ -26,7 +26,7 @@ struct link_out {
 struct msg_link {
 	uint64_t next_seq;  /* number of the next message to send */
 	uint64_t expect;    /* number of the next message to receive */
-	uint64_t told;      /* the last number that we acknowledged */
+	uint64_t acked_out; /* the last number that we acknowledged */
 	struct list window; /* struct link_out, by number */
 	uint32_t n_window;
 	size_t window_bytes;

@@ -50,7 +50,7 @@ static void destroy(struct resolve *r)
 	free(r);
 }
 
-static void finish(struct resolve *r, int code, const char *why)
+static void resolve_finish(struct resolve *r, int code, const char *why)
 {
 	if (r->state != RESOLVE_ASKS)
 		return;
@@ -93,7 +93,7 @@ static int is_host(const char *s)
 	       strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == n;
 }
 
-static int compare(const struct resolve_record *a, const char *host, uint16_t port)
+static int compare_found(const struct resolve_record *a, const char *host, uint16_t port)
 {
 	int r = strcmp(a->host, host);
 	return r ? r : (int)a->port - port;
@@ -101,12 +101,12 @@ static int compare(const struct resolve_record *a, const char *host, uint16_t po
 
 /* Keeps the records sorted, and of too many the first ones: the same for each answer, although name
  * servers rotate their records. */
-static void add_service(struct resolve_answer *a, const char *host, uint16_t port)
+static void resolve_add_service(struct resolve_answer *a, const char *host, uint16_t port)
 {
 	unsigned at = 0;
-	while (at < a->n && compare(&a->records[at], host, port) < 0)
+	while (at < a->n && compare_found(&a->records[at], host, port) < 0)
 		at++;
-	if (at < a->n && compare(&a->records[at], host, port) == 0)
+	if (at < a->n && compare_found(&a->records[at], host, port) == 0)
 		return;
 	a->left_out += a->n == RESOLVE_MAX;
 	if (at == RESOLVE_MAX)
@@ -128,14 +128,14 @@ static void on_service(void *arg, int status, int timeouts, unsigned char *bytes
 		status = ares_parse_srv_reply(bytes, len, &list);
 	for (const struct ares_srv_reply *s = list; s; s = s->next) {
 		if (is_host(s->host) && s->port)
-			add_service(&r->answer, s->host, s->port);
+			resolve_add_service(&r->answer, s->host, s->port);
 		else
 			r->answer.left_out++;
 	}
 	ares_free_data(list);
 	if (status == ARES_SUCCESS && !r->answer.n)
 		status = ARES_ENODATA;
-	finish(r, code_of(status), ares_strerror(status));
+	resolve_finish(r, code_of(status), ares_strerror(status));
 }
 
 static void add_address(struct resolve_answer *a, const struct sockaddr *sa)
@@ -167,7 +167,7 @@ static void on_addresses(void *arg, int status, int timeouts, struct ares_addrin
 				add_address(&r->answer, n->ai_addr);
 		if (status == ARES_SUCCESS && !r->answer.n)
 			status = ARES_ENODATA;
-		finish(r, code_of(status), ares_strerror(status));
+		resolve_finish(r, code_of(status), ares_strerror(status));
 	}
 	if (info)
 		ares_freeaddrinfo(info);
@@ -175,7 +175,7 @@ static void on_addresses(void *arg, int status, int timeouts, struct ares_addrin
 
 /* --- c-ares on the event loop -------------------------------------------- */
 
-static void arm(struct resolve *r)
+static void resolve_arm(struct resolve *r)
 {
 	struct timeval most, next;
 	if (r->state != RESOLVE_ASKS)
@@ -184,16 +184,16 @@ static void arm(struct resolve *r)
 	event_add(r->timer, r->channel ? ares_timeout(r->channel, &most, &next) : &most);
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void resolve_on_timer(evutil_socket_t fd, short what, void *arg)
 {
 	struct resolve *r = arg;
 	(void)fd;
 	(void)what;
 	if (!clock_left_us(r->end_us))
-		finish(r, ERR_TIMEOUT, "no answer in time");
+		resolve_finish(r, ERR_TIMEOUT, "no answer in time");
 	else
 		ares_process_fd(r->channel, ARES_SOCKET_BAD, ARES_SOCKET_BAD);
-	arm(r);
+	resolve_arm(r);
 }
 
 static void on_io(evutil_socket_t fd, short what, void *arg)
@@ -201,7 +201,7 @@ static void on_io(evutil_socket_t fd, short what, void *arg)
 	struct resolve *r = arg;
 	ares_process_fd(r->channel, what & EV_READ ? fd : ARES_SOCKET_BAD,
 	                what & EV_WRITE ? fd : ARES_SOCKET_BAD);
-	arm(r);
+	resolve_arm(r);
 }
 
 /* c-ares opens, watches or closes a socket. One beyond SOCKETS_MAX is not watched: it times out. */
@@ -251,11 +251,11 @@ struct resolve *resolve_start(struct event_base *base, const char *servers, enum
 	r->fn = fn;
 	r->arg = arg;
 	r->end_us = clock_us() + RESOLVE_LIMIT_US;
-	r->timer = event_new(base, -1, 0, on_timer, r);
+	r->timer = event_new(base, -1, 0, resolve_on_timer, r);
 	r->ready = event_new(base, -1, 0, on_ready, r);
 	int status = open_channel(&r->channel, r, servers);
 	if (status != ARES_SUCCESS) {
-		finish(r, ERR_IO, ares_strerror(status));
+		resolve_finish(r, ERR_IO, ares_strerror(status));
 		return r;
 	}
 	const struct ares_addrinfo_hints hints = {.ai_family = AF_UNSPEC};
@@ -263,7 +263,7 @@ struct resolve *resolve_start(struct event_base *base, const char *servers, enum
 		ares_search(r->channel, name, C_IN, T_SRV, on_service, r);
 	else
 		ares_getaddrinfo(r->channel, name, NULL, &hints, on_addresses, r);
-	arm(r);
+	resolve_arm(r);
 	return r;
 }
 

@@ -97,7 +97,7 @@ static int connection_read(struct connection *c)
 }
 
 /* An unread end of file counts: that worker no longer has the name. */
-static int name_taken(struct attached *a, const char *name)
+static int attached_name_taken(struct attached *a, const char *name)
 {
 	list_each_safe(it, nx, &a->connections) {
 		struct connection *c = list_entry(it, struct connection, link);
@@ -120,7 +120,8 @@ static unsigned connections_of(const struct attached *a, const struct process_or
 }
 
 /* The link of this name is the one that HELLO has admitted: its process alone has the name. */
-static int admit(const struct connection *c, const struct handover_hello *h, struct err *err)
+static int attached_admit(const struct connection *c, const struct handover_hello *h,
+                          struct err *err)
 {
 	struct attached *a = c->a;
 	const struct peer *p = chan_find(svc_chan(a->h.svc), h->name, 0);
@@ -129,7 +130,7 @@ static int admit(const struct connection *c, const struct handover_hello *h, str
 		               "process %u has no link as %s of epoch %016llx: memory is taken only from "
 		               "the process that has the link of that name",
 		               c->process.pid, h->name, (unsigned long long)h->epoch);
-	if (name_taken(a, h->name))
+	if (attached_name_taken(a, h->name))
 		return err_set(
 			err, ERR_EXISTS,
 			"a worker named %s is already attached and its socket is open: a second one is refused",
@@ -171,7 +172,7 @@ static int attach(struct connection *c, struct attached_memory *m, struct handov
                   struct err *err)
 {
 	const struct attached_hooks *hooks = &c->a->h;
-	int r = admit(c, m->hello, err);
+	int r = attached_admit(c, m->hello, err);
 	if (r < 0) {
 		handover_fds_close(fds);
 		return r;
@@ -244,7 +245,7 @@ static void receive_hello(struct connection *c)
 	}
 }
 
-static void on_readable(evutil_socket_t fd, short what, void *arg)
+static void attached_on_readable(evutil_socket_t fd, short what, void *arg)
 {
 	struct connection *c = arg;
 	(void)fd;
@@ -274,7 +275,7 @@ static void connection_wait(struct connection *c)
 	short what = process_has_link(c->a, &c->process) ? EV_READ | EV_PERSIST : EV_PERSIST;
 	if (c->event)
 		event_free(c->event);
-	c->event = event_new(svc_base(c->a->h.svc), c->sock, what, on_readable, c);
+	c->event = event_new(svc_base(c->a->h.svc), c->sock, what, attached_on_readable, c);
 	event_add(c->event, &(struct timeval){.tv_sec = HELLO_WAIT_S});
 }
 

@@ -201,7 +201,7 @@ static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf 
 	return 0;
 }
 
-static const struct svc_ctl *find(const struct svc_ctl *table, const char *command)
+static const struct svc_ctl *ctl_find(const struct svc_ctl *table, const char *command)
 {
 	for (; table && table->name; table++)
 		if (strcmp(table->name, command) == 0)
@@ -247,13 +247,13 @@ int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origi
                  const char *command, char *const *args, size_t n_args, char **ret_text)
 {
 	struct svc *s = arg;
-	const struct svc_ctl *c = find(s->hooks->ctl, command);
+	const struct svc_ctl *c = ctl_find(s->hooks->ctl, command);
 	struct err err = {0};
 	struct buf out;
 	buf_init(&out, ANSWER_BYTES_MAX);
 	s->asked = asked;
 	if (!c)
-		c = find(common_commands, command);
+		c = ctl_find(common_commands, command);
 	int r;
 	if (!c)
 		r = err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists its commands",

@@ -87,7 +87,7 @@ struct svc_timer {
 	void *arg;
 };
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void timer_fired(evutil_socket_t fd, short what, void *arg)
 {
 	struct svc_timer *t = arg;
 	(void)fd;
@@ -102,7 +102,7 @@ struct svc_timer *svc_timer_add(struct svc *s, uint64_t interval_us,
 	struct svc_timer *t = mem_zalloc(sizeof *t);
 	struct timeval tv = clock_timeval(interval_us);
 	*t = (struct svc_timer){.svc = s, .fn = fn, .arg = arg};
-	t->ev = event_new(s->base, -1, EV_PERSIST, on_timer, t);
+	t->ev = event_new(s->base, -1, EV_PERSIST, timer_fired, t);
 	CHECK(t->ev && event_add(t->ev, &tv) == 0);
 	return t;
 }

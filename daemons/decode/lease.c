@@ -95,7 +95,7 @@ uint64_t lease_growth(struct decode *d)
 	return d->batcher.shared.growth_blocks + growth_of_leases(d);
 }
 
-static int take_blocks(struct sequence *q)
+static int lease_take_blocks(struct sequence *q)
 {
 	struct decode *d = decode_of(q->w);
 	uint32_t others = decode_active(d) + d->count[SEQUENCE_LEASED];
@@ -114,7 +114,7 @@ enum lease_verdict lease_try(struct sequence *q)
 		queue_room(d); /* the rest in the next rounds of the loop */
 		return LEASE_MUST_WAIT;
 	}
-	if (!take_blocks(q))
+	if (!lease_take_blocks(q))
 		return LEASE_MUST_WAIT;
 	queue_remove(d, q);
 	q->lease = (struct sequence_lease){.id = ++w->last_lease,
@@ -188,8 +188,8 @@ void lease_router_gone(struct sequence *q)
 		                ROUTER_RETRY_US);
 }
 
-static struct sequence *reserve(struct worker *w, const struct msg_head *h, const Pds__Request *r,
-                                Pds__Fault *fault, struct err *err)
+static struct sequence *reserve_sequence(struct worker *w, const struct msg_head *h,
+                                         const Pds__Request *r, Pds__Fault *fault, struct err *err)
 {
 	struct decode *d = decode_of(w);
 	uint32_t dropped = d->count[SEQUENCE_GIVEN_UP] + d->count[SEQUENCE_ACTIVE] - d->n_active,
@@ -244,7 +244,7 @@ void on_reserve(struct svc *s, struct peer *p, const struct msg_head *h,
 		send_deny(w, p, h, PDS__FAULT__FAULT_PEER_LOST, err.text, ROUTER_RETRY_US);
 		return;
 	}
-	q = reserve(w, h, m->request, &fault, &err);
+	q = reserve_sequence(w, h, m->request, &fault, &err);
 	if (!q) {
 		send_deny(w, p, h, fault, err.text,
 		          fault == PDS__FAULT__FAULT_OVERLOADED ? queue_retry_after(d) : 0);

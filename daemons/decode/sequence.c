@@ -22,8 +22,8 @@ struct sequence *sequence_find(struct decode *d, const struct msg_head *h)
 	return map_get(d->by_key, k.b);
 }
 
-static int refuse(struct decode *d, const struct request_copy *req, Pds__Fault *fault,
-                  struct err *err)
+static int refusal_of(struct decode *d, const struct request_copy *req, Pds__Fault *fault,
+                      struct err *err)
 {
 	/* also for the first token that is drawn; an embedding draws none */
 	uint32_t need = worker_blocks_for(d->w, req->n_tokens + !req->pooling);
@@ -54,7 +54,7 @@ struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const 
 		code = constraint_take(w->constraints, req, r, err);
 	if (code == ERR_NOMEM)
 		*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (code < 0 || refuse(d, req, fault, err) < 0) {
+	if (code < 0 || refusal_of(d, req, fault, err) < 0) {
 		request_copy_fini(req);
 		free(q);
 		return NULL;
@@ -123,7 +123,7 @@ void sequence_cancel(struct sequence *q, const char *why)
 	sequence_step(q, SEQUENCE_ON_CANCEL);
 }
 
-static void fail_late(struct sequence *q)
+static void sequence_fail_late(struct sequence *q)
 {
 	request_copy_fail(
 		&q->run.req, q->w,
@@ -276,7 +276,7 @@ static enum sequence_state step_quarantine(struct sequence *q, enum sequence_eve
 	return SEQUENCE_QUARANTINE;
 }
 
-static void log_done(const struct sequence *q)
+static void log_decode_done(const struct sequence *q)
 {
 	const struct run *r = &q->run;
 	log_req(LOG_INFO, &r->req.id, "decode_done",
@@ -303,7 +303,7 @@ static enum sequence_state step_active(struct sequence *q, enum sequence_event e
 			report_timing(&q->run, &timing);
 			pooled_send(&q->run.req, q->w, q->run.hidden, &timing);
 		}
-		log_done(q);
+		log_decode_done(q);
 		return ENDS;
 	case SEQUENCE_ON_CANCEL: return SEQUENCE_GIVEN_UP;
 	default: return SEQUENCE_ACTIVE;
@@ -317,7 +317,7 @@ static enum sequence_state step_given_up(struct sequence *q, enum sequence_event
 		q->shared.cancelled = 1;
 		batcher_kick(&decode_of(q->w)->batcher);
 		return SEQUENCE_GIVEN_UP;
-	case SEQUENCE_ON_RETURNED: log_done(q); return ENDS;
+	case SEQUENCE_ON_RETURNED: log_decode_done(q); return ENDS;
 	case SEQUENCE_ON_COMPILED: return ENDS;
 	default: return SEQUENCE_GIVEN_UP;
 	}
@@ -349,7 +349,7 @@ void sequence_step(struct sequence *q, enum sequence_event event)
 	struct decode *d = decode_of(q->w);
 	if (event == SEQUENCE_ON_TICK && !sequence_is_given_up(q) &&
 	    clock_us() >= q->run.req.deadline_us) {
-		fail_late(q);
+		sequence_fail_late(q);
 		event = SEQUENCE_ON_CANCEL;
 	}
 	for (;;) {

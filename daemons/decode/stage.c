@@ -11,8 +11,8 @@
 
 #define TIMER_US 50000u
 
-static void on_submit(struct svc *s, struct peer *p, const struct msg_head *h,
-                      const ProtobufCMessage *body)
+static void decode_on_submit(struct svc *s, struct peer *p, const struct msg_head *h,
+                             const ProtobufCMessage *body)
 {
 	struct worker *w = worker_of(s);
 	struct decode *d = decode_of(w);
@@ -41,8 +41,8 @@ static void on_submit(struct svc *s, struct peer *p, const struct msg_head *h,
 	sequence_step(q, SEQUENCE_ON_ENTER);
 }
 
-static void on_cancel(struct svc *s, struct peer *p, const struct msg_head *h,
-                      const ProtobufCMessage *body)
+static void decode_on_cancel(struct svc *s, struct peer *p, const struct msg_head *h,
+                             const ProtobufCMessage *body)
 {
 	struct decode *d = decode_of(worker_of(s));
 	struct sequence *q = sequence_find(d, h);
@@ -58,7 +58,7 @@ static void on_cancel(struct svc *s, struct peer *p, const struct msg_head *h,
 
 /* --- peers --------------------------------------------------------------- */
 
-static void peer_up(struct worker *w, struct peer *p)
+static void decode_peer_up(struct worker *w, struct peer *p)
 {
 	if (peer_tag(p) != TAG_MESSAGER)
 		return;
@@ -87,7 +87,7 @@ static void router_gone(struct decode *d, struct peer *p)
 	}
 }
 
-static void peer_down(struct worker *w, struct peer *p, const char *why)
+static void decode_peer_down(struct worker *w, struct peer *p, const char *why)
 {
 	(void)why;
 	if (peer_tag(p) == TAG_ROUTER)
@@ -97,7 +97,7 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 }
 
 /* A write-out has ended: its blocks can be taken. */
-static void room(struct worker *w)
+static void decode_room(struct worker *w)
 {
 	struct decode *d = decode_of(w);
 	if (decode_active(d))
@@ -118,7 +118,7 @@ static void restore_ended(struct svc *s, void *batcher)
 static const struct timeval interval = {0, TIMER_US};
 
 /* Runs only while there are sequences: it does not wake an idle worker. */
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void decode_on_timer(evutil_socket_t fd, short what, void *arg)
 {
 	struct decode *d = arg;
 	uint64_t now = clock_us();
@@ -144,7 +144,7 @@ void decode_watch(struct decode *d)
 
 /* --- life ---------------------------------------------------------------- */
 
-static int start(struct worker *w, struct err *err)
+static int decode_start(struct worker *w, struct err *err)
 {
 	const struct worker_conf *c = &w->conf;
 	struct decode *d = mem_zalloc(sizeof *d);
@@ -168,7 +168,7 @@ static int start(struct worker *w, struct err *err)
 		.ratio_first = c->growth_ratio,
 		.ratio_min = fmin(c->growth_ratio_min, c->growth_ratio),
 	};
-	d->timer = event_new(svc_base(w->svc), -1, 0, on_timer, d);
+	d->timer = event_new(svc_base(w->svc), -1, 0, decode_on_timer, d);
 	return batcher_start(&d->batcher, err);
 }
 
@@ -178,7 +178,7 @@ static void refuse_reservations(struct decode *d)
 		sequence_step(list_entry(it, struct sequence, place.node), SEQUENCE_ON_NO_HANDOVER);
 }
 
-static void drain(struct worker *w)
+static void decode_drain(struct worker *w)
 {
 	decode_of(w)->draining = 1;
 	refuse_reservations(decode_of(w));
@@ -195,7 +195,7 @@ static void fail_unless_given_up(struct sequence *q, const char *why)
 }
 
 /* The router resumes elsewhere with the tokens so far; leases that are written to are fenced. */
-static void abort_all(struct worker *w, const char *why)
+static void decode_abort(struct worker *w, const char *why)
 {
 	list_each_safe(it, nx, &decode_of(w)->sequences) {
 		struct sequence *q = list_entry(it, struct sequence, node);
@@ -210,13 +210,13 @@ static void role_changed(struct worker *w)
 		refuse_reservations(decode_of(w));
 }
 
-static int idle(struct worker *w)
+static int decode_idle(struct worker *w)
 {
 	const struct decode *d = decode_of(w);
 	return d->n_sequences == 0 && d->batcher.shared.at_storage == 0;
 }
 
-static void stop(struct worker *w)
+static void decode_stop(struct worker *w)
 {
 	struct decode *d = decode_of(w);
 	if (!d)
@@ -245,7 +245,7 @@ static uint32_t n_waiting(const struct decode *d)
 	return d->count[SEQUENCE_COMPILING] + d->count[SEQUENCE_QUEUED] + d->count[SEQUENCE_LEASED];
 }
 
-static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
+static void decode_heartbeat(struct worker *w, Pds__Heartbeat *hb)
 {
 	struct decode *d = decode_of(w);
 	hb->running = decode_active(d);
@@ -258,7 +258,7 @@ static const char *state_word(const struct sequence *q)
 	                                   : sequence_state_name(q->state);
 }
 
-static void requests(struct worker *w, struct buf *out)
+static void decode_requests(struct worker *w, struct buf *out)
 {
 	struct decode *d = decode_of(w);
 	uint64_t now = clock_us();
@@ -277,7 +277,7 @@ static void requests(struct worker *w, struct buf *out)
 	buf_addc(out, ']');
 }
 
-static void status(struct worker *w, struct buf *out)
+static void decode_status(struct worker *w, struct buf *out)
 {
 	struct decode *d = decode_of(w);
 	const struct batcher_shared *shared = &d->batcher.shared;
@@ -299,15 +299,15 @@ static void status(struct worker *w, struct buf *out)
 	drafts_status(&d->batcher, out);
 }
 
-static const char *reason(struct worker *w, uint32_t block)
+static const char *decode_block_reason(struct worker *w, uint32_t block)
 {
 	return restore_fences(&decode_of(w)->batcher, block) ? "fence: storage may still write it"
 	                                                     : NULL;
 }
 
 static const struct svc_msg messages[] = {
-	{MSG_REQUEST_SUBMIT, on_submit, 0},
-	{MSG_REQUEST_CANCEL, on_cancel, 0},
+	{MSG_REQUEST_SUBMIT, decode_on_submit, 0},
+	{MSG_REQUEST_CANCEL, decode_on_cancel, 0},
 	{MSG_KV_RESERVE, on_reserve, 0},
 	{MSG_KV_RENEW, on_renew, 0},
 	{MSG_LEASE_OPEN, on_lease_open, 0},
@@ -320,18 +320,18 @@ static const struct svc_msg messages[] = {
 const struct stage_ops decode_stage = {
 	.name = "decode",
 	.messages = messages,
-	.start = start,
-	.drain = drain,
-	.abort = abort_all,
+	.start = decode_start,
+	.drain = decode_drain,
+	.abort = decode_abort,
 	.role_changed = role_changed,
-	.idle = idle,
-	.stop = stop,
-	.peer_up = peer_up,
-	.peer_down = peer_down,
-	.room = room,
+	.idle = decode_idle,
+	.stop = decode_stop,
+	.peer_up = decode_peer_up,
+	.peer_down = decode_peer_down,
+	.room = decode_room,
 	.messager_gone = lease_messager_gone,
-	.heartbeat = heartbeat,
-	.requests = requests,
-	.status = status,
-	.reason = reason,
+	.heartbeat = decode_heartbeat,
+	.requests = decode_requests,
+	.status = decode_status,
+	.reason = decode_block_reason,
 };

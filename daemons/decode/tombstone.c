@@ -43,7 +43,7 @@ void tombstone_expire(struct decode *d, uint64_t now_us)
 		free_second(d, d->tombstones.second);
 }
 
-static void make_room(struct decode *d)
+static void tombstone_make_room(struct decode *d)
 {
 	for (uint64_t s = d->tombstones.second; d->tombstones.n >= TOMBSTONES_MAX; s++)
 		list_each_safe(it, nx, wheel_at(d, s)) {
@@ -59,7 +59,7 @@ void tombstone_add(struct decode *d, const struct attempt_key *k, uint64_t until
 	tombstone_expire(d, now);
 	if (map_get(d->tombstones.by_key, k->b) || until_us <= now)
 		return;
-	make_room(d);
+	tombstone_make_room(d);
 	struct tombstone *t = mem_zalloc(sizeof *t);
 	t->key = *k;
 	t->until_us = until_us - now > TOMBSTONE_SECONDS * 1000000ull

@@ -46,7 +46,7 @@ static int send_first(struct job *j)
 	return code;
 }
 
-static void log_done(const struct job *j)
+static void log_prefill_done(const struct job *j)
 {
 	log_req(LOG_INFO, &j->run.req.id, "prefill_done",
 	        "attempt=%u tokens=%u cached=%u stored=%u chunks=%u shared_us=%llu queue_us=%llu "
@@ -65,7 +65,7 @@ void handover_embedding(struct job *j)
 	Pds__Timing timing;
 	fill_timing(j, &timing);
 	stat_observe_us(&j->w->stats.prefill_seconds, j->run.done_us - j->run.begin_us);
-	log_done(j);
+	log_prefill_done(j);
 	pooled_send(&j->run.req, j->w, j->run.hidden, &timing);
 }
 
@@ -75,7 +75,7 @@ enum handover_first handover_first(struct job *j)
 	j->finish = request_copy_append(&j->run.req, j->run.first.id, j->w->info);
 	st->generated_tokens++;
 	stat_observe_us(&st->prefill_seconds, j->run.done_us - j->run.begin_us);
-	log_done(j);
+	log_prefill_done(j);
 	if (send_first(j) < 0)
 		return FIRST_LOST;
 	if (j->finish == PDS__FINISH__FINISH_NONE)

@@ -47,7 +47,7 @@ void job_room_made(struct prefill *s)
 
 /* --- giving up ----------------------------------------------------------- */
 
-static void give_up(struct job *j, const char *why)
+static void job_abandon(struct job *j, const char *why)
 {
 	j->shared.cancelled = 1;
 	log_req(LOG_INFO, &j->run.req.id, "job_dropped", "attempt=%u state=%s why=%s",
@@ -58,20 +58,20 @@ static void give_up(struct job *j, const char *why)
 		ring_cancel(j->w->ring, j->run.slot, j->run.slot_gen);
 }
 
-static void give_up_failed(struct job *j, struct worker_failure f)
+static void job_abandon_failed(struct job *j, struct worker_failure f)
 {
 	if (f.fault == PDS__FAULT__FAULT_NO_ROOM ||
 	    (f.fault == PDS__FAULT__FAULT_OVERLOADED && !f.retry_after_us))
 		f.retry_after_us = j->reserve.room_after_us;
 	request_copy_fail(&j->run.req, j->w, &f);
-	give_up(j, f.text);
+	job_abandon(j, f.text);
 }
 
 void job_drop(struct job *j, const char *why)
 {
 	if (j->state == JOB_DROPPED)
 		return;
-	give_up(j, why);
+	job_abandon(j, why);
 	job_step(j, JE_DROP);
 }
 
@@ -79,7 +79,7 @@ void job_fail(struct job *j, const struct worker_failure *f)
 {
 	if (j->state == JOB_DROPPED)
 		return;
-	give_up_failed(j, *f);
+	job_abandon_failed(j, *f);
 	job_step(j, JE_DROP);
 }
 
@@ -111,7 +111,7 @@ static enum job_state step_reserve(struct job *j, enum job_event e)
 		return JOB_RESERVE;
 	if (reserve_place(j) != RESERVE_NONE_LEFT)
 		return JOB_RESERVE;
-	give_up_failed(j, reserve_failure(j));
+	job_abandon_failed(j, reserve_failure(j));
 	return ENDS;
 }
 
@@ -122,7 +122,7 @@ static enum job_state step_reserve(struct job *j, enum job_event e)
 static enum job_state step_share(struct job *j, enum job_event e)
 {
 	if (e == JE_PREFIX) {
-		share_over(j);
+		share_finish(j);
 		return JOB_TAKE;
 	}
 	if (e != JE_ENTER || share_wait(j))
@@ -165,7 +165,7 @@ static enum job_state step_take(struct job *j, enum job_event e)
 	default: return JOB_TAKE;
 	}
 	if (j->prepare.failure.kind != FAILURE_NONE) {
-		give_up_failed(j, seq_failure_report(&j->prepare.failure, j->w));
+		job_abandon_failed(j, seq_failure_report(&j->prepare.failure, j->w));
 		return ENDS;
 	}
 	if (!j->run.blocks.n) {
@@ -182,7 +182,7 @@ static enum job_state step_read(struct job *j, enum job_event e)
 	switch (e) {
 	case JE_ENTER: return read_begin(j) ? JOB_READ : JOB_SHARE;
 	case JE_READ:
-		read_over(j);
+		read_finish(j);
 		note_taken(j);
 		return JOB_SHARE;
 	case JE_CHECK: return read_is_late(j) ? JOB_TAKE : JOB_READ;
@@ -209,7 +209,7 @@ static void fill_transfer(const struct job *j, struct ring_transfer *t)
 }
 
 /* 1: the transfer is in the ring; 0: no slot is free. */
-static int publish(struct job *j)
+static int publish_transfer(struct job *j)
 {
 	struct worker *w = j->w;
 	struct run *r = &j->run;
@@ -247,7 +247,7 @@ static void start_run(struct job *j)
 }
 
 /* The schedule thread is done. 1: the first token was sent; 0: the job ends. */
-static int run_over(struct job *j)
+static int run_result(struct job *j)
 {
 	static const struct worker_failure first_lost = {
 		.fault = PDS__FAULT__FAULT_PEER_LOST,
@@ -255,13 +255,13 @@ static int run_over(struct job *j)
 		.text = "the link to the decode worker does not take the first token"};
 	enum handover_first first = FIRST_ENDS_ANSWER;
 	if (j->run.failure.kind != FAILURE_NONE)
-		give_up_failed(j, seq_failure_report(&j->run.failure, j->w));
+		job_abandon_failed(j, seq_failure_report(&j->run.failure, j->w));
 	else if (j->run.req.pooling)
 		handover_embedding(j);
 	else
 		first = handover_first(j);
 	if (first == FIRST_LOST)
-		give_up_failed(j, first_lost);
+		job_abandon_failed(j, first_lost);
 	return first == FIRST_SENT;
 }
 
@@ -271,7 +271,7 @@ static enum job_state step_run(struct job *j, enum job_event e)
 	switch (e) {
 	case JE_ENTER: /* by arrival: one that waits for a slot comes first */
 	case JE_ROOM:
-		if (job_is_alone(j) || ((e == JE_ROOM || !s->n_slotless) && publish(j))) {
+		if (job_is_alone(j) || ((e == JE_ROOM || !s->n_slotless) && publish_transfer(j))) {
 			wait_for_room(j, 0);
 			start_run(j);
 		} else {
@@ -279,7 +279,7 @@ static enum job_state step_run(struct job *j, enum job_event e)
 		}
 		return JOB_RUN;
 	case JE_SENT: j->sent = 1; return JOB_RUN;
-	case JE_BACK: return run_over(j) ? JOB_HANDOVER : ENDS;
+	case JE_BACK: return run_result(j) ? JOB_HANDOVER : ENDS;
 	default: return JOB_RUN;
 	}
 }
@@ -287,14 +287,15 @@ static enum job_state step_run(struct job *j, enum job_event e)
 /* --- hand-over ----------------------------------------------------------- */
 
 /* 1: it is late, and was failed. */
-static int fail_late(struct job *j)
+static int fail_if_late(struct job *j)
 {
 	const char *text = handover_late(j);
 	if (text)
-		give_up_failed(j, (struct worker_failure){.fault = PDS__FAULT__FAULT_STALLED,
-		                                          .retry = 1,
-		                                          .text = text,
-		                                          .blame = j->sent ? job_decode_name(j) : NULL});
+		job_abandon_failed(j,
+		                   (struct worker_failure){.fault = PDS__FAULT__FAULT_STALLED,
+		                                           .retry = 1,
+		                                           .text = text,
+		                                           .blame = j->sent ? job_decode_name(j) : NULL});
 	return text != NULL;
 }
 
@@ -302,7 +303,7 @@ static enum job_state step_handover(struct job *j, enum job_event e)
 {
 	j->sent |= e == JE_SENT;
 	j->acked |= e == JE_ACKED;
-	if (e == JE_CHECK && fail_late(j))
+	if (e == JE_CHECK && fail_if_late(j))
 		return ENDS;
 	if (j->sent && j->acked)
 		return ENDS;
@@ -369,7 +370,7 @@ const char *job_state_name(enum job_state s)
 }
 
 /* Cancelled or failed. A thread or a look-up that has the job gives it back soon. */
-static enum job_state drop(struct job *j)
+static enum job_state state_after_drop(struct job *j)
 {
 	if (j->state == JOB_LOOKUP)
 		store_cancel(j->w->store, j->stored.batch);
@@ -383,13 +384,14 @@ enum job_state job_step(struct job *j, enum job_event e)
 {
 	struct prefill *s = prefill_of(j->w);
 	for (;;) {
-		enum job_state was = j->state, next = e == JE_DROP ? drop(j) : states[was].step(j, e);
+		enum job_state was = j->state,
+					   next = e == JE_DROP ? state_after_drop(j) : states[was].step(j, e);
 		if (next == was)
 			return was;
 		log_req(LOG_DEBUG, &j->run.req.id, "job_state", "attempt=%u from=%s to=%s",
 		        j->run.req.attempt, states[was].name, next == ENDS ? "end" : states[next].name);
 		if (was == JOB_RUN)
-			share_left(j); /* it computes no more */
+			share_source_gone(j); /* it computes no more */
 		if (next == ENDS) {
 			job_end(j);
 			return next;

@@ -263,7 +263,7 @@ static inline int job_is_alone(const struct job *j)
 int read_look_up(struct job *j);
 /* 1: blocks after the matched ones are being read; JE_READ follows */
 int read_begin(struct job *j);
-void read_over(struct job *j); /* publishes the blocks that were read */
+void read_finish(struct job *j); /* publishes the blocks that were read */
 /* 1: storage has not answered in time; the read keeps the blocks, the job holds none */
 int read_is_late(struct job *j);
 /* The job's part ends; the read keeps its blocks until storage is done with them. */
@@ -323,9 +323,9 @@ static inline const char *job_decode_name(const struct job *j)
 /* 1: the job waits for blocks of a running job, and holds none itself. 0: it goes on, without
  * blocks if it must match again. */
 int share_wait(struct job *j);
-void share_over(struct job *j); /* JE_PREFIX */
+void share_finish(struct job *j); /* JE_PREFIX */
 void share_wake(struct prefill *s);
-void share_left(struct job *source); /* it computes no more */
+void share_source_gone(struct job *source); /* it computes no more */
 void share_published(struct svc *svc, void *run);
 
 #endif

@@ -50,7 +50,7 @@ static int may_take(void *arg, uint32_t missing)
 	return 1;
 }
 
-static void take(struct job_prepare *p)
+static void take_blocks_now(struct job_prepare *p)
 {
 	if (p->form.code < 0) {
 		seq_failure_draw(&p->failure, &p->form.err);
@@ -71,7 +71,7 @@ static void *prepare_main(void *arg)
 		else if (p->work == PREPARE_HASH)
 			hash(p);
 		else
-			take(p);
+			take_blocks_now(p);
 		svc_post(s->w->svc, s->back, p);
 	}
 	return NULL;

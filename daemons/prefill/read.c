@@ -16,7 +16,7 @@
 
 /* --- look-up ------------------------------------------------------------- */
 
-static void looked_up(struct worker *w, struct store_asker *a, struct store_completion *c)
+static void job_looked_up(struct worker *w, struct store_asker *a, struct store_completion *c)
 {
 	struct job *j = list_entry(a, struct job, stored.asker);
 	(void)w;
@@ -36,7 +36,7 @@ int read_look_up(struct job *j)
 	uint32_t here = j->prepare.probed, n = j->prepare.may_match - here;
 	if (!st || !n || j->w->rates.mode == RATES_NEVER || !store_ready(st))
 		return 0;
-	j->stored.asker.answered = looked_up;
+	j->stored.asker.answered = job_looked_up;
 	return store_lookup(st, j->run.blocks.hash + here, n < STORE_ITEMS_MAX ? n : STORE_ITEMS_MAX, 1,
 	                    clock_us() + j->w->conf.storage_lookup_wait_us, &j->stored.asker,
 	                    &j->stored.batch) == 0;
@@ -70,7 +70,7 @@ static uint32_t note_read(const struct prefill_read *r)
 	return got;
 }
 
-void read_over(struct job *j)
+void read_finish(struct job *j)
 {
 	struct prefill_read *r = j->stored.read;
 	uint32_t got = note_read(r);
@@ -159,7 +159,7 @@ static int ask_parts(struct job *j, struct prefill_read *r)
 
 /* Blocks from `first` on that are worth reading now. What storage has brought up since the
  * look-up is not where it was. */
-static uint32_t worth(struct job *j, uint32_t first)
+static uint32_t leading_worth_reading(struct job *j, uint32_t first)
 {
 	uint32_t n = j->stored.leading - first,
 			 unknown = first < j->prepare.probed ? j->prepare.probed - first : 0;
@@ -179,7 +179,7 @@ static uint32_t worth(struct job *j, uint32_t first)
 int read_begin(struct job *j)
 {
 	uint32_t first = j->run.blocks.published, n;
-	if (j->stored.leading <= first || !j->w->store || !(n = worth(j, first)))
+	if (j->stored.leading <= first || !j->w->store || !(n = leading_worth_reading(j, first)))
 		return 0;
 	struct prefill_read *r = read_new(j, first, n);
 	if (!ask_parts(j, r)) {

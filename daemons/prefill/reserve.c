@@ -88,7 +88,7 @@ static void park(struct job *j)
 	        j->reserve.n);
 }
 
-static int may_ask(const struct prefill *s, const struct candidate *c, uint64_t now)
+static int may_ask_candidate(const struct prefill *s, const struct candidate *c, uint64_t now)
 {
 	return !c->closed && c->target->peer && c->target->inflight < s->w->conf.max_inflight_prefill &&
 	       now >= c->not_before_us;
@@ -112,7 +112,7 @@ void reserve_parked(struct prefill *s)
 		if (!any_room(s))
 			return;
 		for (uint32_t i = 0; i < j->reserve.n; i++)
-			if (may_ask(s, &j->reserve.candidate[i], now)) {
+			if (may_ask_candidate(s, &j->reserve.candidate[i], now)) {
 				job_step(j, JE_CHECK);
 				break;
 			}
@@ -135,7 +135,7 @@ void reserve_skip(struct job *j, struct candidate *c, const char *why)
 	close_candidate(j, c, PDS__FAULT__FAULT_PEER_LOST, why);
 }
 
-static int ask(struct job *j, struct candidate *c)
+static int ask_candidate(struct job *j, struct candidate *c)
 {
 	struct job_reserve *r = &j->reserve;
 	struct decode_target *t = c->target;
@@ -206,7 +206,7 @@ enum reserve_verdict reserve_place(struct job *j)
 			break;
 		}
 		c->since_us = 0;
-		if (may_ask(prefill_of(j->w), c, now) && ask(j, c))
+		if (may_ask_candidate(prefill_of(j->w), c, now) && ask_candidate(j, c))
 			return RESERVE_ASKED;
 		open |= !c->closed;
 	}
@@ -377,7 +377,7 @@ static struct candidate *sooner(const struct job *j, uint64_t now)
 	struct candidate *best = NULL;
 	for (uint32_t i = 0; i < j->reserve.n; i++) {
 		struct candidate *c = &j->reserve.candidate[i];
-		if (c == j->reserve.asked || !may_ask(prefill_of(j->w), c, now))
+		if (c == j->reserve.asked || !may_ask_candidate(prefill_of(j->w), c, now))
 			continue;
 		uint64_t us = wait_there(j, c->target, now);
 		if (us == ROOM_AT_UNKNOWN || us + SOONER_US >= least)
@@ -395,5 +395,5 @@ int reserve_move(struct job *j)
 		return 1;
 	close_candidate(j, j->reserve.asked, PDS__FAULT__FAULT_NO_ROOM, "no decode worker has room");
 	reserve_cancel(j, "another decode worker has room sooner");
-	return ask(j, to);
+	return ask_candidate(j, to);
 }

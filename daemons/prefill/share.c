@@ -79,7 +79,7 @@ int share_wait(struct job *j)
 	return 1;
 }
 
-void share_over(struct job *j)
+void share_finish(struct job *j)
 {
 	j->share.waited_us += clock_us() - j->share.since_us;
 	log_req(LOG_INFO, &j->run.req.id, "share_end", "attempt=%u source=%s waited_us=%llu",
@@ -101,7 +101,7 @@ void share_wake(struct prefill *s)
 	}
 }
 
-void share_left(struct job *a)
+void share_source_gone(struct job *a)
 {
 	struct prefill *s = prefill_of(a->w);
 	list_each(it, &s->sharing) {

@@ -14,7 +14,7 @@
 #define STILL_US 1000000u /* a step without progress for this long stalls its transfers */
 #define RENEW_US 400000u  /* or a third of the shortest lease held, if that is less */
 
-static void on_timer(struct svc *svc, void *arg);
+static void prefill_on_timer(struct svc *svc, void *arg);
 
 /* --- soon ---------------------------------------------------------------- */
 
@@ -99,10 +99,10 @@ void stage_jobs(struct prefill *s, int by)
 	if (s->n_jobs == 0)
 		svc_timer_del(&s->timer);
 	else if (!s->timer)
-		s->timer = svc_timer_add(s->w->svc, TIMER_US, on_timer, s);
+		s->timer = svc_timer_add(s->w->svc, TIMER_US, prefill_on_timer, s);
 }
 
-static struct job *find(struct prefill *s, const struct msg_head *h)
+static struct job *job_find(struct prefill *s, const struct msg_head *h)
 {
 	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	return map_get(s->by_key, k.b);
@@ -137,7 +137,7 @@ static int connect_to(struct worker *w, const char *name, const char *endpoint)
 }
 
 /* Adds a name to a text that is cut off where it is full. */
-static void add_name(char *text, size_t size, const char *name)
+static void keyless_add(char *text, size_t size, const char *name)
 {
 	size_t at = strlen(text);
 	snprintf(text + at, size - at, "%s%s", at ? " " : "", name);
@@ -155,7 +155,7 @@ static void note_keyless(struct prefill *s, const char *names)
 		                   "(pdctl keygen, pdctl keys): nothing is handed over to them"));
 }
 
-static void on_peers(struct worker *w, const Pds__Peers *m)
+static void prefill_peers(struct worker *w, const Pds__Peers *m)
 {
 	char keyless[sizeof prefill_of(w)->keyless] = "";
 	int r = 0;
@@ -165,7 +165,7 @@ static void on_peers(struct worker *w, const Pds__Peers *m)
 			continue;
 		r = connect_to(w, m->peers[i]->name, m->peers[i]->endpoint);
 		if (r == ERR_INVALID)
-			add_name(keyless, sizeof keyless, m->peers[i]->name);
+			keyless_add(keyless, sizeof keyless, m->peers[i]->name);
 	}
 	note_keyless(prefill_of(w), keyless);
 }
@@ -255,15 +255,15 @@ static int is_prefill_only(const Pds__Request *r)
 	return r->pooling || (r->max_tokens == 1 && r->n_tokens == r->prompt_tokens);
 }
 
-static void on_submit(struct svc *svc, struct peer *p, const struct msg_head *h,
-                      const ProtobufCMessage *body)
+static void prefill_on_submit(struct svc *svc, struct peer *p, const struct msg_head *h,
+                              const ProtobufCMessage *body)
 {
 	struct worker *w = worker_of(svc);
 	struct prefill *s = prefill_of(w);
 	const Pds__Submit *m = (const Pds__Submit *)body;
 	struct worker_failure f = {0};
 	struct err err = {0};
-	if (find(s, h))
+	if (job_find(s, h))
 		return;
 	if (m->n_candidates == 0 && !is_prefill_only(m->request)) {
 		/* the router believes that this worker decodes, as it did before */
@@ -284,10 +284,10 @@ static void on_submit(struct svc *svc, struct peer *p, const struct msg_head *h,
 	accept_job(s, j, m);
 }
 
-static void on_cancel(struct svc *s, struct peer *p, const struct msg_head *h,
-                      const ProtobufCMessage *body)
+static void prefill_on_cancel(struct svc *s, struct peer *p, const struct msg_head *h,
+                              const ProtobufCMessage *body)
 {
-	struct job *j = find(prefill_of(worker_of(s)), h);
+	struct job *j = job_find(prefill_of(worker_of(s)), h);
 	(void)p;
 	if (j)
 		job_drop(j, ((const Pds__Cancel *)body)->reason);
@@ -299,7 +299,7 @@ static void on_cancel(struct svc *s, struct peer *p, const struct msg_head *h,
  * or another candidate is asked). */
 static struct job *find_asked(struct worker *w, const struct peer *p, const struct msg_head *h)
 {
-	struct job *j = find(prefill_of(w), h);
+	struct job *j = job_find(prefill_of(w), h);
 	return j && j->state == JOB_RESERVE && strcmp(peer_name(p), job_decode_name(j)) == 0 ? j : NULL;
 }
 
@@ -341,7 +341,7 @@ static void on_deny(struct svc *s, struct peer *p, const struct msg_head *h,
 static void on_first_ack(struct svc *s, struct peer *p, const struct msg_head *h,
                          const ProtobufCMessage *body)
 {
-	struct job *j = find(prefill_of(worker_of(s)), h);
+	struct job *j = job_find(prefill_of(worker_of(s)), h);
 	(void)p;
 	if (j && ((const Pds__FirstTokenAck *)body)->lease_id == j->lease.id.id)
 		job_step(j, JE_ACKED);
@@ -397,7 +397,7 @@ static void on_transfer_failed(struct svc *s, struct peer *p, const struct msg_h
 
 /* --- peers --------------------------------------------------------------- */
 
-static void peer_up(struct worker *w, struct peer *p)
+static void prefill_peer_up(struct worker *w, struct peer *p)
 {
 	if (peer_tag(p) == TAG_WORKER)
 		reserve_link(prefill_of(w), p, 1);
@@ -419,7 +419,7 @@ static void decode_lost(struct job *j, int restarts)
 	job_step(j, JE_REFUSED);
 }
 
-static void peer_down(struct worker *w, struct peer *p, const char *why)
+static void prefill_peer_down(struct worker *w, struct peer *p, const char *why)
 {
 	struct prefill *s = prefill_of(w);
 	(void)why;
@@ -499,7 +499,7 @@ static void renew(struct prefill *s)
 	}
 }
 
-static void on_timer(struct svc *svc, void *arg)
+static void prefill_on_timer(struct svc *svc, void *arg)
 {
 	struct prefill *s = arg;
 	uint64_t now = clock_us();
@@ -516,7 +516,7 @@ static void on_timer(struct svc *svc, void *arg)
 
 /* --- life ---------------------------------------------------------------- */
 
-static int start(struct worker *w, struct err *err)
+static int prefill_start(struct worker *w, struct err *err)
 {
 	if (!w->ring)
 		return err_set(
@@ -555,7 +555,7 @@ static void fail_draining(struct job *j, const char *why)
 
 /* Jobs that have no lease, or need none and are not begun, go elsewhere at once; the others are
  * computed and handed over. */
-static void drain(struct worker *w)
+static void prefill_drain(struct worker *w)
 {
 	struct prefill *s = prefill_of(w);
 	s->draining = 1;
@@ -566,25 +566,25 @@ static void drain(struct worker *w)
 	}
 }
 
-static void abort_all(struct worker *w, const char *why)
+static void prefill_abort(struct worker *w, const char *why)
 {
 	list_each_safe(it, nx, &prefill_of(w)->jobs)
 		fail_draining(list_entry(it, struct job, node), why);
 }
 
 /* A write-out has ended: its blocks can be taken. */
-static void room(struct worker *w)
+static void prefill_room(struct worker *w)
 {
 	job_room_made(prefill_of(w));
 }
 
-static int idle(struct worker *w)
+static int prefill_idle(struct worker *w)
 {
 	struct prefill *s = prefill_of(w);
 	return s->n_jobs == 0 && list_empty(&s->reads);
 }
 
-static void stop(struct worker *w)
+static void prefill_stop(struct worker *w)
 {
 	struct prefill *s = prefill_of(w);
 	if (!s)
@@ -617,18 +617,18 @@ static void count_jobs(const struct prefill *s, uint32_t *running, uint32_t *wai
 	*waiting = s->n_jobs - *running - s->count[JOB_HANDOVER];
 }
 
-static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
+static void prefill_heartbeat(struct worker *w, Pds__Heartbeat *hb)
 {
 	count_jobs(prefill_of(w), &hb->running, &hb->waiting);
 }
 
 /* In TAKE a prepare thread may be taking them. */
-static int has_blocks(const struct job *j)
+static int job_has_blocks(const struct job *j)
 {
 	return j->state >= JOB_READ && j->state <= JOB_HANDOVER;
 }
 
-static void requests(struct worker *w, struct buf *out)
+static void prefill_requests(struct worker *w, struct buf *out)
 {
 	struct prefill *s = prefill_of(w);
 	uint64_t now = clock_us();
@@ -641,14 +641,14 @@ static void requests(struct worker *w, struct buf *out)
 		           "\"tokens\":%u,\"computed\":%u,\"blocks\":%u,\"decode\":\"%s\"}",
 		           first ? "" : ",", log_reqid(&j->run.req.id), j->run.req.attempt,
 		           job_state_name(j->state), (unsigned long long)(now - j->accepted_us) / 1000,
-		           j->run.req.given_tokens, j->run.computed, has_blocks(j) ? j->run.blocks.n : 0,
-		           job_decode_name(j));
+		           j->run.req.given_tokens, j->run.computed,
+		           job_has_blocks(j) ? j->run.blocks.n : 0, job_decode_name(j));
 		first = 0;
 	}
 	buf_addc(out, ']');
 }
 
-static void status(struct worker *w, struct buf *out)
+static void prefill_status(struct worker *w, struct buf *out)
 {
 	struct prefill *s = prefill_of(w);
 	int first = 1;
@@ -670,14 +670,14 @@ static void status(struct worker *w, struct buf *out)
 	buf_printf(out, "},\"storage_ready\":%d", s->w->store ? store_ready(s->w->store) : 0);
 }
 
-static const char *reason(struct worker *w, uint32_t block)
+static const char *prefill_block_reason(struct worker *w, uint32_t block)
 {
 	return read_fences(prefill_of(w), block) ? "fence: storage may still write it" : NULL;
 }
 
 static const struct svc_msg messages[] = {
-	{MSG_REQUEST_SUBMIT, on_submit, 0},
-	{MSG_REQUEST_CANCEL, on_cancel, 0},
+	{MSG_REQUEST_SUBMIT, prefill_on_submit, 0},
+	{MSG_REQUEST_CANCEL, prefill_on_cancel, 0},
 	{MSG_KV_QUEUED, on_queued, 0},
 	{MSG_KV_GRANT, on_grant, 0},
 	{MSG_KV_DENY, on_deny, 0},
@@ -690,17 +690,17 @@ static const struct svc_msg messages[] = {
 const struct stage_ops prefill_stage = {
 	.name = "prefill",
 	.messages = messages,
-	.start = start,
-	.drain = drain,
-	.abort = abort_all,
-	.peers = on_peers,
-	.idle = idle,
-	.stop = stop,
-	.peer_up = peer_up,
-	.peer_down = peer_down,
-	.room = room,
-	.heartbeat = heartbeat,
-	.requests = requests,
-	.status = status,
-	.reason = reason,
+	.start = prefill_start,
+	.drain = prefill_drain,
+	.abort = prefill_abort,
+	.peers = prefill_peers,
+	.idle = prefill_idle,
+	.stop = prefill_stop,
+	.peer_up = prefill_peer_up,
+	.peer_down = prefill_peer_down,
+	.room = prefill_room,
+	.heartbeat = prefill_heartbeat,
+	.requests = prefill_requests,
+	.status = prefill_status,
+	.reason = prefill_block_reason,
 };

@@ -71,7 +71,7 @@ static void change_stage(struct worker *w)
 
 /* Completes the switch if the stage is idle. After the time limit what still runs is failed, and
  * only fences are waited for. */
-static void on_look(evutil_socket_t fd, short what, void *arg)
+static void role_on_look(evutil_socket_t fd, short what, void *arg)
 {
 	struct worker *w = arg;
 	(void)fd;
@@ -120,7 +120,7 @@ void role_json(const struct worker *w, struct buf *out)
 	buf_printf(out, w->sw.active ? "\"%s\"" : "null", worker_role_name(w->sw.next));
 }
 
-static int refuse(const struct worker *w, enum worker_role next, struct err *err)
+static int role_refusal(const struct worker *w, enum worker_role next, struct err *err)
 {
 	if (svc_draining(w->svc))
 		return err_set(err, ERR_CLOSED, "the worker is ending: its role stays %s",
@@ -146,7 +146,7 @@ int role_command(struct worker *w, char *const *args, size_t n, struct buf *out,
 		               "role takes one of prefill, decode, mixed, or nothing, not %s",
 		               n > 1 ? "several words" : args[0]);
 	if (n == 1) {
-		if ((r = refuse(w, next, err)) < 0)
+		if ((r = role_refusal(w, next, err)) < 0)
 			return r;
 		if (!w->sw.active && next != w->role)
 			begin(w, next);
@@ -222,7 +222,7 @@ void role_init(struct worker *w, enum worker_role r)
 {
 	w->role = r;
 	w->stage = stage_of(r);
-	w->sw.look = event_new(svc_base(w->svc), -1, 0, on_look, w);
+	w->sw.look = event_new(svc_base(w->svc), -1, 0, role_on_look, w);
 }
 
 void role_give_up(struct worker *w)

@@ -9,7 +9,7 @@
  * finite fail their own run, and none of its blocks of that step is published.
  *
  * Where the device can, a step is planned and started while the one before it is in flight; its
- * results are taken (land) after that. A run that has ended meanwhile is `over`, and given back
+ * results are taken (land) after that. A run that has ended meanwhile is `ended`, and given back
  * when no step in flight has rows of it.
  *
  * The masks of a step's constrained runs may take CONSTRAINT_STEPS of this thread. A run whose mask
@@ -53,7 +53,7 @@ static void insert_by_age(struct list *head, struct run *r)
 }
 
 /* Is it in batcher_own.running? */
-static int has_blocks(enum run_phase p)
+static int phase_has_blocks(enum run_phase p)
 {
 	return p == RUN_RUNNING || p == RUN_RESTORING;
 }
@@ -61,7 +61,7 @@ static int has_blocks(enum run_phase p)
 void run_enter(struct batcher *b, struct run *r, enum run_phase next)
 {
 	enum run_phase was = run_phase(r);
-	int ran = has_blocks(was), runs = has_blocks(next);
+	int ran = phase_has_blocks(was), runs = phase_has_blocks(next);
 	if (!((phases[was].followers >> next) & 1))
 		PANIC("run of %s: %s -> %s is no legal step", log_reqid(&r->req.id), phases[was].name,
 		      phases[next].name);
@@ -87,7 +87,7 @@ static void keep_output(struct batcher *b, struct run *r)
 	b->w->stats.kept += n;
 }
 
-static void give_back(struct batcher *b, struct run *r)
+static void return_run(struct batcher *b, struct run *r)
 {
 	keep_output(b, r);
 	if (!r->first_only)
@@ -97,7 +97,7 @@ static void give_back(struct batcher *b, struct run *r)
 	b->shared.growth_blocks -= r->growth;
 	r->growth = 0;
 	list_remove(&r->node);
-	b->own.n_running -= (uint32_t)has_blocks(run_phase(r));
+	b->own.n_running -= (uint32_t)phase_has_blocks(run_phase(r));
 	b->shared.preempted -= run_phase(r) == RUN_PREEMPTED;
 	r->done_us = clock_us();
 	svc_post(b->w->svc, b->returned, r);
@@ -158,16 +158,16 @@ static void sleep_for_work(struct batcher *b)
 /* Gives the run back now, or when nothing else has it any more. */
 static void end_run(struct batcher *b, struct run *r)
 {
-	r->over = 1;
+	r->ended = 1;
 	if (!r->step && constraint_stop(&r->req))
-		give_back(b, r);
+		return_run(b, r);
 }
 
 void batch_sweep(struct batcher *b, struct list *l)
 {
 	list_each_safe(it, nx, l) {
 		struct run *r = list_entry(it, struct run, node);
-		if (r->shared->cancelled || r->over || b->shared.stop)
+		if (r->shared->cancelled || r->ended || b->shared.stop)
 			end_run(b, r);
 	}
 }
@@ -210,7 +210,7 @@ static int collect(struct batcher *b)
 /* Finds the tokens that the constraint allows after the last token and after each of its draft,
  * which is cut where that is unknown. A run that fails here goes through the step like the others,
  * and is given back after it. Returns 0: its next token cannot be drawn yet. */
-static int prepare(struct batcher *b, struct run *r)
+static int prepare_mask(struct batcher *b, struct run *r)
 {
 	struct err err = {0};
 	int ahead = constraint_prepare(&r->req, b->w->info, r->ahead, &b->own.mask_steps, &err);
@@ -245,7 +245,7 @@ static int needs_tokens(const struct run *r, const struct engine_span *sp)
 static void ask_draws(const struct run *r, struct engine_span *sp, struct engine_draw *draws,
                       uint32_t *n_draws)
 {
-	uint32_t left = run_tokens_left_then(r);
+	uint32_t left = run_rows_after_step(r);
 	sp->logits = score_is_owed(&r->req, r->scored) || sp->n > left ? ENGINE_LOGITS_ALL
 	             : sp->n == left                                   ? ENGINE_LOGITS_LAST
 	                                                               : ENGINE_LOGITS_NONE;
@@ -259,7 +259,7 @@ static void add_span(struct batcher *b, struct batch_step *s, struct run *r, uin
                      uint32_t *draws)
 {
 	struct worker *w = b->w;
-	uint32_t left = run_tokens_left_then(r);
+	uint32_t left = run_rows_after_step(r);
 	struct engine_span *sp = &s->spans[s->n];
 	*sp = (struct engine_span){
 		.tokens = r->req.tokens + r->computed + r->rows_in_flight,
@@ -319,12 +319,11 @@ void batch_fill(struct batcher *b, struct batch_step *s)
 	b->own.unmasked = 0;
 	list_each(it, &b->own.running) {
 		struct run *r = list_entry(it, struct run, node);
-		b->own.unmasked += r->over; /* given back when its mask is ready */
+		b->own.unmasked += r->ended; /* given back when its mask is ready */
 		plain += !r->req.pooling && !score_is_owed(&r->req, r->scored) &&
-		         run_tokens_left_then(r) > 1;
-		if (run_tokens_left_then(r) == 1 && s->n < w->conf.max_sequences &&
-		    logits < w->max_logits && preempt_is_ready(b, r) && !run_ends_in_flight(r) &&
-		    prepare(b, r)) {
+		         run_rows_after_step(r) > 1;
+		if (run_rows_after_step(r) == 1 && s->n < w->conf.max_sequences && logits < w->max_logits &&
+		    preempt_is_ready(b, r) && !run_ends_in_flight(r) && prepare_mask(b, r)) {
 			/* the row of its last token, and rows of the draft, for which there is room */
 			uint32_t take = 1 + r->ahead;
 			add_span(b, s, r, take, &draws);
@@ -339,7 +338,7 @@ void batch_fill(struct batcher *b, struct batch_step *s)
 	uint32_t kept = (uint32_t)least(plain, w->max_logits / 2);
 	list_each(it, &b->own.running) {
 		struct run *r = list_entry(it, struct run, node);
-		uint32_t left = run_tokens_left_then(r), take = (uint32_t)least(left, budget);
+		uint32_t left = run_rows_after_step(r), take = (uint32_t)least(left, budget);
 		int all = score_is_owed(&r->req, r->scored), draws_last = take == left && !r->req.pooling;
 		if (!budget || s->n == w->conf.max_sequences)
 			break;
@@ -351,7 +350,7 @@ void batch_fill(struct batcher *b, struct batch_step *s)
 			                                 : 0);
 		else if (draws_last && logits == w->max_logits)
 			take--;
-		if (take == left && draws_last && !prepare(b, r))
+		if (take == left && draws_last && !prepare_mask(b, r))
 			take--; /* the row that draws waits for its mask */
 		if (!take)
 			continue;
@@ -477,12 +476,12 @@ static void take_span(struct batcher *b, struct batch_step *s, uint32_t i,
 	struct run *r = s->runs[i];
 	if (r->step == s)
 		leave_step(r);
-	if (r->over)
+	if (r->ended)
 		return;
 	if (s->code < 0)
 		seq_failure_engine(&r->failure, &s->err);
-	r->over = s->code < 0 || (r->req.pooling ? after_pooled(b, r, &s->spans[i])
-	                                         : after_step(b, r, &s->spans[i], report));
+	r->ended = s->code < 0 || (r->req.pooling ? after_pooled(b, r, &s->spans[i])
+	                                          : after_step(b, r, &s->spans[i], report));
 }
 
 static void count_step(struct batcher *b, const struct batch_step *s, uint32_t rows,
@@ -525,7 +524,7 @@ static void land(struct batcher *b, struct batch_step *s)
 	report_send(report);
 	/* after their tokens: at the end of the process the loop stops with the last sequence */
 	for (uint32_t i = 0; i < s->n; i++)
-		if (s->runs[i]->over)
+		if (s->runs[i]->ended)
 			end_run(b, s->runs[i]);
 }
 
@@ -547,7 +546,7 @@ static void step_each(struct batcher *b, struct batch_step *s)
 		struct run *r = s->runs[i];
 		uint32_t draws = 0;
 		leave_step(r);
-		if (r->over) { /* by what the step before brought */
+		if (r->ended) { /* by what the step before brought */
 			end_run(b, r);
 			continue;
 		}
@@ -639,7 +638,7 @@ double batcher_ratio(struct batcher *b)
 }
 
 /* A mask is as much progress as a step, which it may keep from coming. */
-static void mask_done(void *batcher)
+static void on_mask_done(void *batcher)
 {
 	struct batcher *b = batcher;
 	b->w->progress++;
@@ -668,7 +667,7 @@ int batcher_start(struct batcher *b, struct err *err)
 		s->runs = mem_array(b->w->conf.max_sequences, sizeof *s->runs);
 	}
 	own->drafts = drafts_new(b);
-	constraints_on_mask(b->w->constraints, mask_done, b);
+	constraints_on_mask(b->w->constraints, on_mask_done, b);
 	if (pthread_create(&b->thread, NULL, batch_main, b) != 0)
 		return err_set(err, ERR_NOMEM, "cannot start the schedule thread");
 	return 0;

@@ -82,7 +82,7 @@ struct run {
 	uint32_t span_in_flight, rows_in_flight, draws_in_flight, drafts_in_flight;
 	/* it has ended, or is given up, and is given back when no step and not the mask thread has it;
 	 * rows that are in flight count no more */
-	int over;
+	int ended;
 	int late; /* storage did not answer in time: it computes its blocks instead of reading them */
 	double
 		*hidden; /* for an embedding: the sum over the tokens so far; NULL before it had blocks */
@@ -217,12 +217,12 @@ static inline int run_ends_in_flight(const struct run *r)
 	return r->draws_in_flight && (r->first_only || request_copy_is_full(&r->req, 1));
 }
 /* run_tokens_left when the steps in flight have ended. */
-static inline uint32_t run_tokens_left_then(const struct run *r)
+static inline uint32_t run_rows_after_step(const struct run *r)
 {
 	return r->req.n_tokens + r->draws_in_flight - r->computed - r->rows_in_flight;
 }
 /* Tokens that it has then, if all of its draft is right. */
-static inline uint32_t run_tokens_then(const struct run *r)
+static inline uint32_t run_tokens_after_drafts(const struct run *r)
 {
 	return r->req.n_tokens + r->draws_in_flight + r->drafts_in_flight;
 }

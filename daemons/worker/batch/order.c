@@ -7,7 +7,7 @@
 
 /* The tokens left to compute, or those that others wait for, less the share of ageing_us that it has
  * waited. */
-static uint64_t key_of(const struct batcher *b, const struct run *r, uint64_t now)
+static uint64_t order_key(const struct batcher *b, const struct run *r, uint64_t now)
 {
 	uint64_t waited = now > r->born_us ? now - r->born_us : 0, ageing_us = b->config.ageing_us;
 	uint32_t computed = r->computed, left = r->req.n_tokens - computed,
@@ -33,7 +33,7 @@ void order_sort(struct batcher *b, uint64_t now_us)
 	struct list *all = &b->own.running;
 	list_each(it, all) {
 		struct run *r = list_entry(it, struct run, node);
-		r->key = key_of(b, r, now_us);
+		r->key = order_key(b, r, now_us);
 	}
 	list_each_safe(it, nx, all) {
 		struct list *at = it->prev;

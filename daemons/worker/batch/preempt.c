@@ -43,7 +43,7 @@ struct pool_room {
 	int is_pinned;   /* blocks that are being written to storage may be all that is missing */
 };
 
-static int has_room(void *arg, uint32_t missing)
+static int pool_has_room(void *arg, uint32_t missing)
 {
 	struct pool_room *room = arg;
 	struct kv_stats ks;
@@ -66,7 +66,8 @@ int run_take_blocks(struct batcher *b, struct run *r, enum kv_state state, uint6
 {
 	struct worker *w = b->w;
 	struct pool_room room = {w->pool, growth, 0};
-	while (!seq_blocks_take(&r->blocks, w, &r->req, run_may_match(r, w), state, has_room, &room))
+	while (
+		!seq_blocks_take(&r->blocks, w, &r->req, run_may_match(r, w), state, pool_has_room, &room))
 		if (!room.is_pinned || writeout_wait(w->writeout, b->config.wait_us) != WRITEOUT_VOID)
 			return 0;
 	return 1;
@@ -104,7 +105,7 @@ static int comes_soon(struct batcher *b, const struct run *r)
 	return 0;
 }
 
-static int take_blocks(struct batcher *b, struct run *r)
+static int admit_blocks(struct batcher *b, struct run *r)
 {
 	if (!run_take_blocks(b, r, KV_HELD, growth_to_leave(b, r)))
 		return 0;
@@ -116,7 +117,7 @@ static int take_blocks(struct batcher *b, struct run *r)
 	return 1;
 }
 
-static void admit(struct batcher *b, struct run *r)
+static void admit_run(struct batcher *b, struct run *r)
 {
 	struct worker *w = b->w;
 	int late = r->late;
@@ -140,14 +141,14 @@ void preempt_admit(struct batcher *b)
 		struct run *r = run_of(it);
 		if (b->own.lacking || b->own.n_running >= b->w->conf.max_sequences)
 			return; /* running ones go first */
-		if (r->over)
+		if (r->ended)
 			continue;
 		seq_blocks_hash(&r->blocks, b->w, &r->req, r->req.n_tokens);
 		if (comes_soon(b, r))
 			continue;
-		if (!take_blocks(b, r))
+		if (!admit_blocks(b, r))
 			return; /* in order of age */
-		admit(b, r);
+		admit_run(b, r);
 	}
 }
 
@@ -203,8 +204,8 @@ static void grow_all(struct batcher *b)
 {
 	for (struct list *it = b->own.running.next; it != &b->own.running;) {
 		struct run *r = run_of(it);
-		uint32_t need = worker_blocks_for(b->w, run_tokens_then(r));
-		while (!r->over && !run_ends_in_flight(r) && r->blocks.n < need)
+		uint32_t need = worker_blocks_for(b->w, run_tokens_after_drafts(r));
+		while (!r->ended && !run_ends_in_flight(r) && r->blocks.n < need)
 			if (!grow_one(b, r))
 				return; /* younger ones do not go before it */
 		it = it->next;
@@ -214,7 +215,7 @@ static void grow_all(struct batcher *b)
 /* Rows for the draft, as far as there is room for them. */
 static void grow_ahead(struct batcher *b, struct run *r)
 {
-	uint32_t tokens = run_tokens_then(r), want = worker_blocks_for(b->w, tokens + r->ahead);
+	uint32_t tokens = run_tokens_after_drafts(r), want = worker_blocks_for(b->w, tokens + r->ahead);
 	while (!b->own.lacking && r->blocks.n < want && seq_blocks_add(&r->blocks, b->w, &r->req))
 		;
 	uint64_t room = (uint64_t)r->blocks.n * b->w->info->kv.block_tokens;
@@ -248,8 +249,8 @@ void preempt_grow(struct batcher *b)
 
 int preempt_is_ready(const struct batcher *b, const struct run *r)
 {
-	return run_phase(r) == RUN_RUNNING && !r->over &&
-	       r->blocks.n >= worker_blocks_for(b->w, run_tokens_then(r));
+	return run_phase(r) == RUN_RUNNING && !r->ended &&
+	       r->blocks.n >= worker_blocks_for(b->w, run_tokens_after_drafts(r));
 }
 
 /* --- waiting ------------------------------------------------------------- */

@@ -42,7 +42,8 @@ void report_timing(const struct run *r, Pds__Timing *t)
 	t->preemptions = r->preemptions;
 }
 
-static struct report_entry *add_entry(struct token_report *t, const struct run *r, uint32_t index)
+static struct report_entry *report_entry_add(struct token_report *t, const struct run *r,
+                                             uint32_t index)
 {
 	if (t->n == t->capacity) {
 		t->capacity = t->capacity ? t->capacity * 2 : 8;
@@ -68,7 +69,7 @@ void report_token(struct token_report *t, const struct run *r, uint32_t index,
 	struct report_entry *e = t->n ? &t->entry[t->n - 1] : NULL;
 	if (!e || e->s.request_hi != req->id.hi || e->s.request_lo != req->id.lo ||
 	    e->s.attempt != req->attempt)
-		e = add_entry(t, r, index);
+		e = report_entry_add(t, r, index);
 	if (t->n_tokens == t->token_capacity) {
 		t->token_capacity = t->token_capacity ? t->token_capacity * 2 : 8;
 		t->token = mem_grow(t->token, t->token_capacity, sizeof *t->token);
@@ -124,7 +125,7 @@ static void send_to(struct token_report *t, uint32_t from, Pds__SequenceTokens *
 		worker_send_awaited(w, p, MSG_REQUEST_TOKENS, NULL, &m.base);
 }
 
-static void deliver(struct svc *s, void *report)
+static void report_deliver(struct svc *s, void *report)
 {
 	struct token_report *t = report;
 	(void)s;
@@ -139,7 +140,7 @@ static void deliver(struct svc *s, void *report)
 void report_send(struct token_report *t)
 {
 	if (t->n)
-		svc_post(t->w->svc, deliver, t);
+		svc_post(t->w->svc, report_deliver, t);
 	else
 		report_free(t);
 }

@@ -64,7 +64,7 @@ static void answered(struct worker *w, struct store_asker *a, struct store_compl
 	pthread_mutex_unlock(&l->lock);
 }
 
-static void drop(struct restore *x)
+static void restore_free(struct restore *x)
 {
 	list_remove(&x->node);
 	store_completion_free(&x->c);
@@ -73,7 +73,7 @@ static void drop(struct restore *x)
 }
 
 /* The run goes on with what has arrived; it computes the rest. */
-static void finish(struct batcher *b, struct restore *x)
+static void restore_finish(struct batcher *b, struct restore *x)
 {
 	struct run *r = x->r;
 	struct worker_stats *stats = &b->w->stats;
@@ -83,12 +83,12 @@ static void finish(struct batcher *b, struct restore *x)
 	        r->req.n_tokens, x->got, r->computed, (unsigned long long)(clock_us() - x->begun_us));
 	r->restore = NULL;
 	run_enter(b, r, RUN_RUNNING);
-	drop(x);
+	restore_free(x);
 }
 
 /* --- asking -------------------------------------------------------------- */
 
-static int may_ask(const struct batcher *b)
+static int may_ask_storage(const struct batcher *b)
 {
 	const struct store *st = b->w->store;
 	return st && store_ready(st) && b->w->rates.mode != RATES_NEVER && !b->own.fenced &&
@@ -98,7 +98,7 @@ static int may_ask(const struct batcher *b)
 void restore_begin(struct batcher *b, struct run *r, uint32_t end, int may_read)
 {
 	uint32_t have = r->blocks.published, n = end > have ? end - have : 0;
-	if (!n || !may_read || !may_ask(b)) {
+	if (!n || !may_read || !may_ask_storage(b)) {
 		count_outcome(r, n ? &b->w->stats.restores_computed : &b->w->stats.restores_kept);
 		return;
 	}
@@ -116,7 +116,7 @@ void restore_begin(struct batcher *b, struct run *r, uint32_t end, int may_read)
 	if (store_lookup(b->w->store, r->blocks.hash + have, (uint32_t)least(n, STORE_ITEMS_MAX), 0,
 	                 x->begun_us + b->config.restore_wait_us / 4, &x->asker, &x->batch) < 0) {
 		b->shared.at_storage--;
-		finish(b, x);
+		restore_finish(b, x);
 	}
 }
 
@@ -190,7 +190,7 @@ static void next_read(struct batcher *b)
 		if (b->own.reading)
 			return;
 		if (x->stage == RESTORE_TURN && (b->own.fenced || !read_piece(b, x)))
-			finish(b, x);
+			restore_finish(b, x);
 	}
 }
 
@@ -239,7 +239,7 @@ void restore_leave(struct batcher *b, struct run *r)
 	r->restore = NULL;
 	x->r = NULL;
 	if (x->stage == RESTORE_TURN)
-		drop(x);
+		restore_free(x);
 	else
 		store_cancel(b->w->store, x->batch);
 }
@@ -268,7 +268,7 @@ uint64_t restore_wake_us(const struct batcher *b)
 
 /* --- answers ------------------------------------------------------------- */
 
-static void looked_up(struct batcher *b, struct restore *x)
+static void restore_looked_up(struct batcher *b, struct restore *x)
 {
 	const struct store_completion *c = x->c;
 	uint32_t n = c->code == 0 && c->leading
@@ -280,7 +280,7 @@ static void looked_up(struct batcher *b, struct restore *x)
 		x->expected = c->tiers[i] > x->expected ? c->tiers[i] : x->expected;
 	store_completion_free(&x->c);
 	if (!n) {
-		finish(b, x);
+		restore_finish(b, x);
 		return;
 	}
 	x->end = x->r->blocks.published + n;
@@ -307,7 +307,7 @@ static void arrived(struct batcher *b, struct restore *x)
 	if (got == x->n && r->blocks.published < x->end)
 		x->stage = RESTORE_TURN;
 	else
-		finish(b, x);
+		restore_finish(b, x);
 }
 
 static void ended(struct batcher *b, struct restore *x)
@@ -318,7 +318,7 @@ static void ended(struct batcher *b, struct restore *x)
 		b->own.fenced--;
 		log_req(LOG_INFO, &x->id, "restore_fenced", "blocks=%u", x->n);
 	}
-	drop(x);
+	restore_free(x);
 	svc_post(b->w->svc, b->room, b);
 }
 
@@ -330,7 +330,7 @@ static void deal(struct batcher *b, struct restore *x)
 	}
 	b->shared.at_storage--;
 	if (x->stage == RESTORE_LOOKUP)
-		looked_up(b, x);
+		restore_looked_up(b, x);
 	else
 		arrived(b, x);
 }
@@ -373,6 +373,6 @@ void restore_fini(struct batcher *b)
 		struct restore *x = list_entry(it, struct restore, node);
 		if (x->blocks)
 			kv_pool_release(b->w->pool, x->blocks, x->n);
-		drop(x);
+		restore_free(x);
 	}
 }

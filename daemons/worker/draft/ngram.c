@@ -50,7 +50,7 @@ static uint32_t slot(const struct ngram *x, const uint32_t *tokens, uint32_t pla
 	return (uint32_t)(h >> 32) & (x->size - 1);
 }
 
-static void take(struct ngram *x, const uint32_t *tokens, uint32_t end)
+static void ngram_take(struct ngram *x, const uint32_t *tokens, uint32_t end)
 {
 	for (; x->taken < end; x->taken++) {
 		uint32_t *head = &x->head[slot(x, tokens, x->taken)];
@@ -59,7 +59,7 @@ static void take(struct ngram *x, const uint32_t *tokens, uint32_t end)
 	}
 }
 
-static void make_room(struct ngram *x, uint32_t n)
+static void ngram_make_room(struct ngram *x, uint32_t n)
 {
 	uint32_t size = x->size ? x->size : FIRST_SIZE;
 	while (size < n && size < NGRAM_WINDOW)
@@ -88,8 +88,8 @@ uint32_t ngram_find(struct ngram *x, const uint32_t *tokens, uint32_t n, uint32_
 	uint32_t best = 0, oldest = n > NGRAM_WINDOW ? n - NGRAM_WINDOW : 1;
 	if (n <= x->min)
 		return 0;
-	make_room(x, n);
-	take(x, tokens, n);
+	ngram_make_room(x, n);
+	ngram_take(x, tokens, n);
 	uint32_t at = x->head[slot(x, tokens, n)];
 	for (uint32_t steps = 0, tries = 0;
 	     steps < NGRAM_STEPS && tries < NGRAM_TRIES && at >= oldest && best < NGRAM_LONG; steps++) {

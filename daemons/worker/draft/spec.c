@@ -121,7 +121,7 @@ static uint32_t tokens_beyond(const struct run *r)
 	const struct request_copy *req = &r->req;
 	uint32_t answer = req->max_tokens - request_copy_index(req),
 			 room = req->limit_tokens - req->n_tokens, most = (uint32_t)least(answer, room),
-			 used = 1 + run_tokens_then(r) - req->n_tokens;
+			 used = 1 + run_tokens_after_drafts(r) - req->n_tokens;
 	return most > used ? most - used : 0;
 }
 
@@ -134,7 +134,7 @@ static int wants(struct drafts *s, const struct batcher *b, struct run *r, struc
 		r->drafts = sequence_drafts_new(s);
 	struct sequence_drafts *sd = r->drafts;
 	uint32_t most = tokens_beyond(r), has = r->blocks.n * b->w->info->kv.block_tokens,
-			 tokens = run_tokens_then(r);
+			 tokens = run_tokens_after_drafts(r);
 	if (b->shared.preempted)
 		/* free blocks are for those that wait for them */
 		most = (uint32_t)least(most, has > tokens ? has - tokens : 0);
@@ -188,9 +188,9 @@ void drafts_plan(struct batcher *b)
 		return;
 	list_each(it, &b->own.running) {
 		struct run *r = list_entry(it, struct run, node);
-		uint32_t left = run_tokens_left_then(r);
+		uint32_t left = run_rows_after_step(r);
 		r->ahead = 0;
-		if (run_phase(r) != RUN_RUNNING || r->over || run_ends_in_flight(r) ||
+		if (run_phase(r) != RUN_RUNNING || r->ended || run_ends_in_flight(r) ||
 		    constraint_is_busy(&r->req))
 			continue; /* it takes part in no step, perhaps before storage has answered */
 		decode += left == 1;

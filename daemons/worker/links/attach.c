@@ -47,7 +47,7 @@ struct attach {
 	char said[384]; /* last complaint that was logged */
 };
 
-static void arm(struct attach *a, uint64_t us)
+static void attach_arm(struct attach *a, uint64_t us)
 {
 	struct timeval tv = clock_timeval(us);
 	event_add(a->timer, &tv);
@@ -81,12 +81,12 @@ static void drop_process(struct attach *a)
 	a->pidfd = -1;
 }
 
-static void again(struct attach *a)
+static void attach_again(struct attach *a)
 {
 	drop_sock(a);
 	drop_process(a);
 	a->state = ATTACH_IDLE;
-	arm(a, a->tries++ < RETRIES_SOON ? RETRY_US : 10 * RETRY_US);
+	attach_arm(a, a->tries++ < RETRIES_SOON ? RETRY_US : 10 * RETRY_US);
 }
 
 /* While ON: `gone` needs both the end of file and the end of the process, in either order. */
@@ -97,18 +97,18 @@ static void check_gone(struct attach *a)
 	uint64_t epoch = a->epoch;
 	a->epoch = 0;
 	log_notice("attach_gone", "to=%s epoch=%llu", a->what, (unsigned long long)epoch);
-	again(a);
+	attach_again(a);
 	a->hooks.gone(a->hooks.arg, epoch);
 }
 
 static void sock_ended(struct attach *a)
 {
 	if (a->state != ATTACH_ON) {
-		again(a);
+		attach_again(a);
 		return;
 	}
 	drop_sock(a);
-	arm(a, LINGER_US);
+	attach_arm(a, LINGER_US);
 	check_gone(a);
 }
 
@@ -123,7 +123,7 @@ static void on_dead(evutil_socket_t fd, short what, void *arg)
 	/* else: the socket's end of file follows; an answer still in the socket is read first */
 }
 
-static void take_answer(struct attach *a)
+static void attach_take_answer(struct attach *a)
 {
 	struct handover_reply reply;
 	struct err err = {0};
@@ -132,7 +132,7 @@ static void take_answer(struct attach *a)
 		return;
 	if (r < 0 || reply.code < 0) {
 		complain(a, r < 0 ? err.text : reply.text[0] ? reply.text : err_name(reply.code));
-		again(a);
+		attach_again(a);
 		return;
 	}
 	event_del(a->timer);
@@ -145,13 +145,13 @@ static void take_answer(struct attach *a)
 	a->hooks.on(a->hooks.arg, reply.epoch, bell);
 }
 
-static void on_readable(evutil_socket_t fd, short what, void *arg)
+static void attach_on_readable(evutil_socket_t fd, short what, void *arg)
 {
 	(void)fd;
 	(void)what;
 	struct attach *a = arg;
 	if (a->state == ATTACH_OFFERED) {
-		take_answer(a);
+		attach_take_answer(a);
 		return;
 	}
 	char byte;
@@ -182,15 +182,15 @@ static int offer(struct attach *a, struct err *err)
 	if (fcntl(a->sock, F_SETFL, O_NONBLOCK) < 0)
 		return err_set(err, ERR_IO, "cannot set up the connection to %s", a->path);
 	a->state = ATTACH_OFFERED;
-	a->sock_ev = event_new(a->base, a->sock, EV_READ | EV_PERSIST, on_readable, a);
+	a->sock_ev = event_new(a->base, a->sock, EV_READ | EV_PERSIST, attach_on_readable, a);
 	a->pid_ev = event_new(a->base, a->pidfd, EV_READ, on_dead, a);
 	event_add(a->sock_ev, NULL);
 	event_add(a->pid_ev, NULL);
-	arm(a, ANSWER_US);
+	attach_arm(a, ANSWER_US);
 	return 0;
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void attach_on_timer(evutil_socket_t fd, short what, void *arg)
 {
 	(void)fd;
 	(void)what;
@@ -205,12 +205,12 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	}
 	if (a->state == ATTACH_OFFERED) {
 		complain(a, "no answer to the hand-over within 5 s");
-		again(a);
+		attach_again(a);
 		return;
 	}
 	if (offer(a, &err) < 0) {
 		complain(a, err.text);
-		again(a);
+		attach_again(a);
 	}
 }
 
@@ -226,8 +226,8 @@ struct attach *attach_new(struct svc *s, const char *what, const char *path,
 	a->fds = *fds;
 	a->hooks = *hooks;
 	a->sock = a->pidfd = -1;
-	a->timer = event_new(a->base, -1, 0, on_timer, a);
-	arm(a, 0);
+	a->timer = event_new(a->base, -1, 0, attach_on_timer, a);
+	attach_arm(a, 0);
 	return a;
 }
 
@@ -258,7 +258,7 @@ void attach_leave_open(struct attach **ap)
 int attach_is_on(struct attach *a, uint64_t epoch)
 {
 	if (a->state == ATTACH_OFFERED)
-		take_answer(a);
+		attach_take_answer(a);
 	return a->state == ATTACH_ON && a->epoch == epoch;
 }
 

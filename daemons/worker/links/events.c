@@ -102,7 +102,7 @@ static int by_hash(const void *a, const void *b)
 }
 
 /* Splits the changes into ev->stored and ev->removed; each hash once, by its latest change. */
-static void settle(struct events *ev, uint32_t n, size_t *ret_stored, size_t *ret_removed)
+static void merge_changes(struct events *ev, uint32_t n, size_t *ret_stored, size_t *ret_removed)
 {
 	size_t stored = 0, removed = 0;
 	for (uint32_t i = 0; i < n; i++) /* qsort is not stable: the index goes above the bit */
@@ -133,7 +133,7 @@ static int send_changes(struct events *ev, struct events_follower *f)
 	}
 	if (!n)
 		return 0;
-	settle(ev, n, &stored, &removed);
+	merge_changes(ev, n, &stored, &removed);
 	if (send_events(ev, f, 0, stored, removed) < 0)
 		return 1;
 	f->cursor = cursor;
@@ -154,7 +154,7 @@ static int tell(struct events *ev, struct events_follower *f)
 	return 1;
 }
 
-static void on_tick(evutil_socket_t fd, short what, void *arg)
+static void events_on_tick(evutil_socket_t fd, short what, void *arg)
 {
 	struct events *ev = arg;
 	int more = 0;
@@ -173,7 +173,7 @@ static void on_change(struct svc *s, void *arg)
 	start_ticking(arg);
 }
 
-static void wake(void *arg)
+static void events_wake(void *arg)
 {
 	struct events *ev = arg;
 	svc_post(ev->svc, on_change, ev);
@@ -192,13 +192,13 @@ struct events *events_new(struct svc *s, struct kv_pool *pool, uint64_t interval
 	ev->stats = stats;
 	ev->blocks = ks.blocks;
 	ev->interval = clock_timeval(interval_us);
-	ev->tick = event_new(svc_base(s), -1, 0, on_tick, ev);
+	ev->tick = event_new(svc_base(s), -1, 0, events_on_tick, ev);
 	list_init(&ev->followers);
 	kv_pool_follow(pool,
 	               ks.blocks < ROOM_MIN   ? ROOM_MIN
 	               : ks.blocks > ROOM_MAX ? ROOM_MAX
 	                                      : ks.blocks,
-	               wake, ev);
+	               events_wake, ev);
 	return ev;
 }
 

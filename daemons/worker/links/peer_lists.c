@@ -45,7 +45,7 @@ void peer_lists_drop(struct peer_lists *l, const struct peer *router)
 }
 
 /* By name, the entry that counts first. */
-static int compare(const void *a, const void *b)
+static int compare_peers(const void *a, const void *b)
 {
 	const Pds__Peer *x = *(Pds__Peer *const *)a, *y = *(Pds__Peer *const *)b;
 	int by_name = strcmp(x->name, y->name);
@@ -68,7 +68,7 @@ void peer_lists_union(const struct peer_lists *l, int with_messager, Pds__Peers 
 	for (unsigned i = 0; i < l->n; i++)
 		for (size_t k = 0; k < l->list[i].peers->n_peers; k++)
 			ret->peers[ret->n_peers++] = l->list[i].peers->peers[k];
-	qsort(ret->peers, n, sizeof *ret->peers, compare);
+	qsort(ret->peers, n, sizeof *ret->peers, compare_peers);
 	const char *last = "";
 	for (size_t i = 0; i < n; i++) {
 		Pds__Peer *p = ret->peers[i];

@@ -123,7 +123,7 @@ static void lose_unconnected(struct gather *g, struct seat *seat, const char *wh
 
 /* --- taking -------------------------------------------------------------- */
 
-static void take(struct gather *g, struct seat *seat, struct peer *p)
+static void take_rank(struct gather *g, struct seat *seat, struct peer *p)
 {
 	Pds__PipelineTake m = PDS__PIPELINE_TAKE__INIT;
 	wire_ticket_make(&seat->ticket);
@@ -152,7 +152,7 @@ static void look(struct gather *g)
 	unsigned n = here(g);
 	for (unsigned i = 0; i < g->n && n == g->n; i++)
 		if (!g->seat[i].name[0])
-			take(g, &g->seat[i], next_offer(g, ""));
+			take_rank(g, &g->seat[i], next_offer(g, ""));
 	for (unsigned i = 0; i < STRANGERS; i++)
 		if (g->stranger[i].fd >= 0 && now - g->stranger[i].since_us >= STRANGER_LIMIT_US)
 			event_active(g->stranger[i].ev, EV_TIMEOUT, 0);
@@ -161,7 +161,7 @@ static void look(struct gather *g)
 		svc_wait_end(g->svc);
 }
 
-static void on_tick(struct svc *s, void *arg)
+static void pipeline_on_tick(struct svc *s, void *arg)
 {
 	(void)s;
 	look(arg);
@@ -183,8 +183,8 @@ static void on_peer_down(struct svc *s, struct peer *p, const char *why)
 	look(g);
 }
 
-static int admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *h, char *reason,
-                 size_t len)
+static int admit_rank(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *h,
+                      char *reason, size_t len)
 {
 	(void)s, (void)name, (void)epoch;
 	if (strcmp(h->program, RANK_PROGRAM) != 0)
@@ -197,7 +197,7 @@ static int admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hel
 	return ERR_UNSUPPORTED;
 }
 
-static void status(struct svc *s, struct buf *out)
+static void pipeline_status(struct svc *s, struct buf *out)
 {
 	const struct gather *g = svc_data(s);
 	buf_printf(out, ",\"doing\":\"%s\",\"stages\":[", g->what);
@@ -219,7 +219,7 @@ static void stranger_close(struct stranger *st)
 }
 
 /* Nothing is due before the engine speaks first, so whatever is readable is the end. */
-static void on_ended(evutil_socket_t fd, short what, void *arg)
+static void on_stage_ended(evutil_socket_t fd, short what, void *arg)
 {
 	struct gather *g = arg;
 	(void)what;
@@ -259,8 +259,8 @@ static void identify(struct gather *g, struct stranger *st)
 	}
 	event_free(st->ev);
 	st->fd = -1;
-	seat->ended = event_new(svc_base(g->svc), wire_fd(seat->wire), EV_READ | EV_PERSIST, on_ended,
-	                        g);
+	seat->ended = event_new(svc_base(g->svc), wire_fd(seat->wire), EV_READ | EV_PERSIST,
+	                        on_stage_ended, g);
 	event_add(seat->ended, NULL);
 	log_notice("stage_connected", "stage=%u rank=%s", g->first + (unsigned)(seat - g->seat),
 	           log_quote(seat->name));
@@ -340,7 +340,7 @@ int pipeline_gather(struct svc *s, unsigned stages, unsigned n, unsigned port,
                     struct tp_remote *ret, struct err *err)
 {
 	const struct svc_hooks hooks = {
-		.admit = admit, .up = on_peer, .down = on_peer_down, .status = status};
+		.admit = admit_rank, .up = on_peer, .down = on_peer_down, .status = pipeline_status};
 	struct gather g = {.svc = s, .first = stages - n, .n = n, .stages = stages, .port = port};
 	for (unsigned i = 0; i < STRANGERS; i++)
 		g.stranger[i].fd = -1;
@@ -348,7 +348,7 @@ int pipeline_gather(struct svc *s, unsigned stages, unsigned n, unsigned port,
 	if (rc)
 		return rc;
 	g.seat = mem_zalloc(n * sizeof *g.seat);
-	struct svc_timer *tick = svc_timer_add(s, TICK_US, on_tick, &g);
+	struct svc_timer *tick = svc_timer_add(s, TICK_US, pipeline_on_tick, &g);
 	look(&g);
 	log_notice("stages_awaited", "stages=%u port=%u", n, g.port);
 	svc_wait(s, &hooks, &g, g.what);

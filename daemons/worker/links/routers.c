@@ -70,7 +70,7 @@ static void end_those_left(struct routers *r)
 			end(r, &r->links[i], "DNS does not name it any more");
 }
 
-static struct router_link *find(struct routers *r, const char *name)
+static struct router_link *routers_find(struct routers *r, const char *name)
 {
 	for (unsigned i = 0; i < r->n_links; i++)
 		if (strcmp(r->links[i].name, name) == 0)
@@ -94,7 +94,7 @@ static int has_router_key(const struct routers *r, const char *name)
 }
 
 /* NULL, or why the router that the record names is not connected. */
-static const char *take(struct service *s, const struct resolve_record *record)
+static const char *routers_take(struct service *s, const struct resolve_record *record)
 {
 	struct routers *r = s->routers;
 	struct router_link l = {.service = service_index(s)};
@@ -103,7 +103,7 @@ static const char *take(struct service *s, const struct resolve_record *record)
 		return "its name is too long";
 	snprintf(l.name, sizeof l.name, "%.*s", (int)label, record->host);
 	snprintf(l.endpoint, sizeof l.endpoint, "%s@tcp://%s:%u", l.name, record->host, record->port);
-	struct router_link *old = find(r, l.name);
+	struct router_link *old = routers_find(r, l.name);
 	if (old && (strcmp(old->endpoint, l.endpoint) == 0 || peer_is_up(old->peer))) {
 		old->state = ROUTER_NAMED;
 		return NULL;
@@ -127,7 +127,7 @@ static const char *take(struct service *s, const struct resolve_record *record)
 
 /* --- answers ------------------------------------------------------------- */
 
-static void arm(struct routers *r)
+static void routers_arm(struct routers *r)
 {
 	uint64_t at = UINT64_MAX;
 	for (unsigned i = 0; i < r->n_services; i++)
@@ -161,7 +161,7 @@ static void apply(struct service *s, const struct resolve_answer *a)
 		if (r->links[i].service == service_index(s))
 			r->links[i].state = ROUTER_LEFT;
 	for (unsigned i = 0; i < a->n; i++) {
-		const char *refused = take(s, &a->records[i]);
+		const char *refused = routers_take(s, &a->records[i]);
 		left_out += refused != NULL;
 		why = refused ? refused : why;
 	}
@@ -172,7 +172,7 @@ static void apply(struct service *s, const struct resolve_answer *a)
 	end_those_left(r);
 }
 
-static void on_answer(void *arg, const struct resolve_answer *a)
+static void routers_on_answer(void *arg, const struct resolve_answer *a)
 {
 	struct service *s = arg;
 	s->question = NULL;
@@ -183,10 +183,10 @@ static void on_answer(void *arg, const struct resolve_answer *a)
 	s->code = a->code;
 	uint64_t resolve_us = s->routers->opts.resolve_us;
 	s->ask_us = s->asked_us + (all_up(s) ? resolve_us : least(resolve_us, ASK_AGAIN_US));
-	arm(s->routers);
+	routers_arm(s->routers);
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void routers_on_timer(evutil_socket_t fd, short what, void *arg)
 {
 	struct routers *r = arg;
 	uint64_t now = clock_us();
@@ -199,9 +199,9 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 			continue;
 		s->asked_us = now;
 		s->question = resolve_start(r->opts.base, r->opts.dns_servers, RESOLVE_SERVICE, s->name,
-		                            on_answer, s);
+		                            routers_on_answer, s);
 	}
-	arm(r);
+	routers_arm(r);
 }
 
 void routers_down(struct routers *r, const struct peer *p)
@@ -222,7 +222,7 @@ struct routers *routers_new(const struct routers_opts *opts)
 {
 	struct routers *r = mem_zalloc(sizeof *r);
 	r->opts = *opts;
-	r->timer = event_new(opts->base, -1, 0, on_timer, r);
+	r->timer = event_new(opts->base, -1, 0, routers_on_timer, r);
 	return r;
 }
 
@@ -238,7 +238,7 @@ void routers_destroy(struct routers **rp)
 	free(r);
 }
 
-static int add_service(struct routers *r, const char *name, struct err *err)
+static int routers_add_service(struct routers *r, const char *name, struct err *err)
 {
 	if (!chan_keys(r->opts.chan))
 		return err_set(err, ERR_INVALID,
@@ -278,7 +278,7 @@ int routers_add(struct routers *r, const char *entry, struct err *err)
 	if (rc < 0)
 		return rc;
 	if (strncmp(entry, SCHEME, strlen(SCHEME)) == 0)
-		return add_service(r, entry + strlen(SCHEME), err);
+		return routers_add_service(r, entry + strlen(SCHEME), err);
 	return chan_connect(r->opts.chan, entry, NULL, r->opts.tag)
 	           ? 0
 	           : err_set(err, ERR_IO, "cannot connect to %s", entry);

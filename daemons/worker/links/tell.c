@@ -17,7 +17,7 @@
  * that did not run, what has arrived meanwhile is read first. */
 #define GLANCE_US 100000u
 
-static void again(struct worker *w)
+static void tell_again(struct worker *w)
 {
 	struct timeval tv = clock_timeval(AGAIN_US);
 	event_add(w->tell.again, &tv);
@@ -37,7 +37,7 @@ static void routers(struct worker *w)
 		    chan_send(c, p, MSG_WORKER_UPDATE, &none, &m.base) == ERR_FULL)
 			w->tell.routers_untold = 1;
 	if (w->tell.routers_untold)
-		again(w);
+		tell_again(w);
 }
 
 void tell_changed(struct worker *w)
@@ -100,7 +100,8 @@ static void forget_peers(struct tell_state *t)
 }
 
 /* Sends the packed list, unless it is what the messager was told last. Takes it over. */
-static void send_peers(struct worker *w, const Pds__Peers *m, unsigned char *packed, size_t len)
+static void tell_send_peers(struct worker *w, const Pds__Peers *m, unsigned char *packed,
+                            size_t len)
 {
 	struct tell_state *t = &w->tell;
 	struct msg_head none = {0};
@@ -115,7 +116,7 @@ static void send_peers(struct worker *w, const Pds__Peers *m, unsigned char *pac
 		free(packed);
 		t->messager_untold = r == ERR_FULL;
 		if (t->messager_untold)
-			again(w);
+			tell_again(w);
 		return;
 	}
 	log_notice("messager_told", "peers=%zu", m->n_peers);
@@ -137,7 +138,7 @@ void tell_messager(struct worker *w, int link_is_new)
 	size_t len = pds__peers__get_packed_size(&m);
 	unsigned char *packed = mem_alloc(len + 1);
 	pds__peers__pack(&m, packed);
-	send_peers(w, &m, packed, len);
+	tell_send_peers(w, &m, packed, len);
 	free(m.peers);
 }
 
@@ -152,7 +153,7 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
 		tell_messager(w, 0);
 }
 
-static void on_look(evutil_socket_t fd, short what, void *arg)
+static void tell_on_look(evutil_socket_t fd, short what, void *arg)
 {
 	(void)fd;
 	(void)what;
@@ -161,7 +162,7 @@ static void on_look(evutil_socket_t fd, short what, void *arg)
 
 void tell_init(struct worker *w)
 {
-	w->tell.look = event_new(svc_base(w->svc), -1, 0, on_look, w);
+	w->tell.look = event_new(svc_base(w->svc), -1, 0, tell_on_look, w);
 	w->tell.again = event_new(svc_base(w->svc), -1, 0, on_again, w);
 }
 

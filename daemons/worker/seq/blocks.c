@@ -35,7 +35,7 @@ int seq_blocks_hash(struct seq_blocks *b, const struct worker *w, const struct r
 	return b->n_hashes == full;
 }
 
-static void reserve(struct seq_blocks *b, uint32_t n)
+static void blocks_reserve(struct seq_blocks *b, uint32_t n)
 {
 	if (n <= b->capacity)
 		return;
@@ -47,7 +47,7 @@ int seq_blocks_take(struct seq_blocks *b, const struct worker *w, const struct r
                     uint32_t may_match, enum kv_state state, seq_blocks_room room, void *arg)
 {
 	uint32_t need = worker_blocks_for(w, req->n_tokens);
-	reserve(b, need);
+	blocks_reserve(b, need);
 	/* One that cannot fit, however much of it is cached, is found out without touching the index:
 	 * it is asked for often. */
 	if (room && !room(arg, need - kv_pool_probe(w->pool, b->hash, may_match)))
@@ -65,7 +65,7 @@ int seq_blocks_take(struct seq_blocks *b, const struct worker *w, const struct r
 
 int seq_blocks_add(struct seq_blocks *b, const struct worker *w, const struct request_copy *req)
 {
-	reserve(b, b->n + 1);
+	blocks_reserve(b, b->n + 1);
 	if (kv_pool_take(w->pool, 1, KV_HELD, &req->id, &b->block[b->n]) < 0)
 		return 0;
 	b->n++;

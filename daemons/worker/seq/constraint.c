@@ -259,7 +259,7 @@ void constraints_json(struct constraints *all, struct buf *out)
 
 /* --- the cache ----------------------------------------------------------- */
 
-static void key_of(const Pds__Constraint *m, unsigned char key[32])
+static void constraint_key(const Pds__Constraint *m, unsigned char key[32])
 {
 	crypto_generichash_state h;
 	unsigned char head[2] = {(unsigned char)m->kind, m->strict ? 1 : 0};
@@ -283,7 +283,7 @@ static int share(struct constraint *k, const unsigned char key[32])
 	return 1;
 }
 
-static int no_memory(struct constraints *all, struct err *err)
+static int constraint_no_memory(struct constraints *all, struct err *err)
 {
 	return err_set(err, ERR_NOMEM,
 	               "compiled constraints take %zu of %zu MiB here (constraint_memory_mb)",
@@ -305,7 +305,7 @@ static int make_compiled(struct constraints *all, const Pds__Constraint *m, stru
 	pthread_mutex_unlock(&all->lock);
 	if (r < 0) {
 		grammar_destroy(&g);
-		return no_memory(all, err);
+		return constraint_no_memory(all, err);
 	}
 	struct automaton *a = automaton_new(g, v, AUTOMATON_BYTES < most ? AUTOMATON_BYTES : most,
 	                                    &all->pool);
@@ -313,7 +313,7 @@ static int make_compiled(struct constraints *all, const Pds__Constraint *m, stru
 		pthread_mutex_lock(&all->lock);
 		all->networks -= bytes;
 		pthread_mutex_unlock(&all->lock);
-		return no_memory(all, err);
+		return constraint_no_memory(all, err);
 	}
 	*ret_c = mem_zalloc(sizeof **ret_c);
 	(*ret_c)->automaton = a;
@@ -324,7 +324,8 @@ static int make_compiled(struct constraints *all, const Pds__Constraint *m, stru
 }
 
 /* If another request has published the same constraint meanwhile, that one is used. */
-static void publish(struct constraint *k, struct compiled *c, const unsigned char key[32])
+static void constraint_publish(struct constraint *k, struct compiled *c,
+                               const unsigned char key[32])
 {
 	struct constraints *all = k->all;
 	pthread_mutex_lock(&all->lock);
@@ -371,10 +372,10 @@ int constraint_take(struct constraints *all, struct request_copy *req, const Pds
 	req->constraint = k;
 	if (!k->message.text || !k->mask) {
 		constraint_detach(req);
-		return no_memory(all, err);
+		return constraint_no_memory(all, err);
 	}
 	memcpy(k->message.text, m->text, len + 1);
-	key_of(&k->message, key);
+	constraint_key(&k->message, key);
 	memcpy(&k->group, key, sizeof k->group);
 	pthread_mutex_lock(&all->lock);
 	share(k, key);
@@ -394,21 +395,21 @@ int constraint_compile(struct request_copy *req, struct err *err)
 	unsigned char key[32];
 	struct grammar *g;
 	struct compiled *c = NULL;
-	key_of(m, key);
+	constraint_key(m, key);
 	pthread_mutex_lock(&k->all->lock);
 	int there = share(k, key), room = k->all->n_idle || k->all->networks < k->all->pool.size / 2;
 	pthread_mutex_unlock(&k->all->lock);
 	if (there)
 		return 0;
 	if (!room)
-		return no_memory(k->all, err); /* do not compile in vain */
+		return constraint_no_memory(k->all, err); /* do not compile in vain */
 	int r = grammar_compile((enum grammar_kind)m->kind, m->text, strlen(m->text),
 	                        m->strict ? GRAMMAR_STRICT : 0, &g, err);
 	if (r == 0)
 		r = make_compiled(k->all, m, g, &c, err);
 	if (r < 0)
 		return err_prefix(err, "constraint");
-	publish(k, c, key);
+	constraint_publish(k, c, key);
 	return 0;
 }
 
@@ -526,7 +527,7 @@ static int mask_beside(struct request_copy *req, struct err *err)
 	return r;
 }
 
-static void mask_done(struct constraint_task *t)
+static void constraint_mask_done(struct constraint_task *t)
 {
 	struct constraint *k = t->req->constraint;
 	struct constraints *all = k->all;
@@ -554,7 +555,7 @@ static void ask_mask_thread(struct request_copy *req)
 	struct constraint *k = req->constraint;
 	k->busy = 1;
 	k->task = (struct constraint_task){
-		.req = req, .group = k->group, .work = mask_beside, .done = mask_done};
+		.req = req, .group = k->group, .work = mask_beside, .done = constraint_mask_done};
 	tasks_put(k->all->masks, &k->task, 0);
 }
 

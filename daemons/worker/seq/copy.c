@@ -121,7 +121,7 @@ static void set_sampling(struct request_copy *req, const struct engine_info *inf
 	req->needs_latest = req->edit && sample_edit_needs_latest(req->edit);
 }
 
-static int check_tokens(const Pds__Request *r, const struct engine_info *info, struct err *err)
+static int check_token_ids(const Pds__Request *r, const struct engine_info *info, struct err *err)
 {
 	if (r->n_tokens + !r->pooling > info->context)
 		return err_set(err, ERR_INVALID,
@@ -156,7 +156,7 @@ int request_copy_init(struct request_copy *req, const struct msg_head *head, con
 	if (r->n_stop_ids > REQUEST_STOP_IDS_MAX)
 		return err_set(err, ERR_INVALID, "%zu stop ids, allowed %u", r->n_stop_ids,
 		               REQUEST_STOP_IDS_MAX);
-	int code = check_tokens(r, info, err);
+	int code = check_token_ids(r, info, err);
 	if (code < 0 || (code = check_pooling(r, info, err)) < 0 ||
 	    (code = check_sampling(r->sampling, err)) < 0)
 		return code;

@@ -94,7 +94,8 @@ static void fill_results(struct store_completion *c)
 	}
 }
 
-static void count(struct store_counts *k, const struct store_completion *c, uint32_t asked)
+static void count_completion(struct store_counts *k, const struct store_completion *c,
+                             uint32_t asked)
 {
 	k->timeouts += c->code == ERR_TIMEOUT;
 	k->looked_up += c->op == STORE_OP_LOOKUP ? asked : 0;
@@ -135,7 +136,7 @@ static void complete(struct store *st, struct asked *a, int answered, int quiet)
 	pthread_mutex_lock(&st->lock);
 	list_remove(&a->link);
 	st->n--;
-	count(&st->counts, c, a->n);
+	count_completion(&st->counts, c, a->n);
 	pthread_mutex_unlock(&st->lock);
 	a->out = NULL; /* the callee's */
 	asked_free(a);
@@ -194,7 +195,7 @@ static void send_fence(struct store *st, struct asked *a)
 
 /* The batch was sent and is not wanted any more. A put is void by the block's generation and a
  * lookup touches nothing; only a get must be fenced. */
-static void give_up(struct store *st, struct asked *a)
+static void batch_give_up(struct store *st, struct asked *a)
 {
 	if (a->out->op != STORE_OP_LOOKUP)
 		send_fence(st, a);
@@ -204,7 +205,7 @@ static void give_up(struct store *st, struct asked *a)
 		complete(st, a, 0, a->out->op == STORE_OP_LOOKUP);
 }
 
-static void send_batch(struct store *st, struct asked *a)
+static void batch_send(struct store *st, struct asked *a)
 {
 	if (a->unwanted) {
 		set_reason(a->out, ERR_CANCELLED, "given up before it was sent");
@@ -232,7 +233,7 @@ static uint64_t asked_step(struct store *st, struct asked *a, uint64_t now)
 	uint64_t deadline = a->deadline_us;
 	switch (a->state) {
 	case ASKED_IN_HAND:
-		send_batch(st, a);
+		batch_send(st, a);
 		return deadline; /* a may be freed; an unnecessary look does no harm */
 	case ASKED_SENT:
 		if (a->unwanted)
@@ -242,7 +243,7 @@ static uint64_t asked_step(struct store *st, struct asked *a, uint64_t now)
 			           (unsigned long long)(deadline - a->begun_us));
 		else
 			return deadline;
-		give_up(st, a);
+		batch_give_up(st, a);
 		return now + FENCE_AGAIN_US;
 	case ASKED_FENCING:
 		if (st->link_epoch != a->epoch)
@@ -288,7 +289,7 @@ static void round_all(struct store *st)
 	event_add(st->timer, &tv);
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void client_on_timer(evutil_socket_t fd, short what, void *arg)
 {
 	(void)fd;
 	(void)what;
@@ -455,7 +456,7 @@ void store_down(struct store *st, struct peer *p, const char *why)
 		if (a->state != ASKED_SENT || a->epoch != epoch)
 			continue;
 		set_reason(a->out, ERR_CLOSED, "the link to storage %s is down: %s", st->name, why);
-		give_up(st, a);
+		batch_give_up(st, a);
 	}
 	free(list);
 }
@@ -511,7 +512,7 @@ static struct asked *asked_new(enum store_op op, uint32_t n, uint64_t deadline_u
 }
 
 /* Adds the batch to the table and wakes the loop; frees it on error. */
-static int ask(struct store *st, struct asked *a, uint64_t *ret_batch)
+static int batch_ask(struct store *st, struct asked *a, uint64_t *ret_batch)
 {
 	pthread_mutex_lock(&st->lock);
 	int r = !atomic_load(&st->ready) ? ERR_CLOSED : st->n >= st->batches_max ? ERR_FULL : 0;
@@ -537,7 +538,7 @@ static int ask_items(struct store *st, enum store_op op, const struct store_item
 	struct asked *a = asked_new(op, n, deadline_us, user);
 	for (uint32_t i = 0; i < n; i++)
 		a->out->result[i].item = items[i];
-	return ask(st, a, ret_batch);
+	return batch_ask(st, a, ret_batch);
 }
 
 int store_put(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us,
@@ -561,7 +562,7 @@ int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int
 	a->prefetch = prefetch;
 	a->hash = mem_array(n, sizeof *a->hash);
 	memcpy(a->hash, hashes, n * sizeof *a->hash);
-	return ask(st, a, ret_batch);
+	return batch_ask(st, a, ret_batch);
 }
 
 void store_cancel(struct store *st, uint64_t batch)
@@ -615,14 +616,14 @@ struct store *store_new(struct svc *s, const struct store_opts *opts)
 	snprintf(st->name, sizeof st->name, "%s", opts->name);
 	pthread_mutex_init(&st->lock, NULL);
 	list_init(&st->table);
-	st->timer = event_new(svc_base(s), -1, 0, on_timer, st);
+	st->timer = event_new(svc_base(s), -1, 0, client_on_timer, st);
 	svc_sock_path(s, opts->name, where, sizeof where);
 	struct attach_hooks hooks = {.arg = st, .on = on_attached, .gone = on_gone};
 	st->attach = attach_new(s, "storage", where, opts->hello, &opts->fds, &hooks);
 	return st;
 }
 
-static void drop(void *arg, struct store_completion *c)
+static void completion_drop(void *arg, struct store_completion *c)
 {
 	(void)arg;
 	store_completion_free(&c);
@@ -633,7 +634,7 @@ void store_destroy(struct store **stp)
 	struct store *st = *stp;
 	if (!st)
 		return;
-	st->done = drop;
+	st->done = completion_drop;
 	chan_disconnect(svc_chan(st->svc), st->peer); /* may call store_down */
 	attach_destroy(&st->attach);
 	*stp = NULL;

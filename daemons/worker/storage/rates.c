@@ -132,7 +132,7 @@ static unsigned tier_of(const unsigned char *tiers, uint32_t i)
 	return tiers[i] == STORE_TIER_NONE || tiers[i] >= STORE_TIERS ? STORE_TIER_MEMORY : tiers[i];
 }
 
-static uint32_t worth(struct rates *r, const unsigned char *tiers, uint32_t n)
+static uint32_t rate_worth(struct rates *r, const unsigned char *tiers, uint32_t n)
 {
 	double compute_us = compute_block_us(r), gain = 0, best = 0;
 	uint32_t count = 0;
@@ -160,7 +160,7 @@ uint32_t rates_worth_reading(struct rates *r, const unsigned char *tiers, uint32
 	pthread_mutex_lock(&r->lock);
 	uint32_t n = r->mode == RATES_NEVER    ? 0
 	             : r->mode == RATES_ALWAYS ? n_blocks
-	                                       : worth(r, tiers, n_blocks);
+	                                       : rate_worth(r, tiers, n_blocks);
 	r->chosen_read += n;
 	r->chosen_compute += n_blocks - n;
 	pthread_mutex_unlock(&r->lock);

@@ -45,7 +45,7 @@ static unsigned bit_of(uint32_t tier)
 	return 1u << tier;
 }
 
-static void arm(struct relay *r, uint64_t us)
+static void relay_arm(struct relay *r, uint64_t us)
 {
 	struct timeval t = clock_timeval(us);
 	if (!event_pending(r->timer, EV_TIMEOUT, NULL))
@@ -56,10 +56,10 @@ static void arm(struct relay *r, uint64_t us)
 static void ask_soon(struct relay *r)
 {
 	event_del(r->timer);
-	arm(r, SOON_US);
+	relay_arm(r, SOON_US);
 }
 
-static void ask(struct relay *r)
+static void relay_ask(struct relay *r)
 {
 	unsigned lacks = r->writes && r->needs_list;
 	list_each(it, &r->followers)
@@ -68,7 +68,7 @@ static void ask(struct relay *r)
 		return;
 	Pds__StoreList m = PDS__STORE_LIST__INIT;
 	if (svc_send(r->svc, r->storage, MSG_STORE_LIST, NULL, &m.base) < 0) {
-		arm(r, AGAIN_US);
+		relay_arm(r, AGAIN_US);
 		return;
 	}
 	r->needs_list = 0;
@@ -93,7 +93,7 @@ static void say_gone(struct relay *r, struct relay_follower *f)
 		if (f->has & bit_of(t) && say_empty(r, f, t) == 0)
 			f->has &= ~bit_of(t);
 	if (f->has)
-		arm(r, AGAIN_US);
+		relay_arm(r, AGAIN_US);
 }
 
 static void all_gone(struct relay *r)
@@ -102,14 +102,14 @@ static void all_gone(struct relay *r)
 		say_gone(r, list_entry(it, struct relay_follower, node));
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void relay_on_timer(evutil_socket_t fd, short what, void *arg)
 {
 	struct relay *r = arg;
 	(void)fd;
 	(void)what;
 	if (!r->storage || !r->reads)
 		all_gone(r);
-	ask(r);
+	relay_ask(r);
 }
 
 /* A router's link is full: its list restarts, after a pause, since a list is even more data. */
@@ -126,7 +126,7 @@ static void cut(struct relay *r, struct relay_follower *f, unsigned bit)
 	              : r->pause_us < AGAIN_MAX_US / 2          ? r->pause_us * 2
 	                                                        : AGAIN_MAX_US;
 	r->cut_us = now;
-	arm(r, r->pause_us);
+	relay_arm(r, r->pause_us);
 }
 
 static void pass(struct relay *r, struct relay_follower *f, const Pds__KvEvents *m)
@@ -226,7 +226,7 @@ struct relay *relay_new(struct svc *s, struct relay_stats *stats)
 	struct relay *r = mem_zalloc(sizeof *r);
 	r->svc = s;
 	r->stats = stats;
-	r->timer = event_new(svc_base(s), -1, 0, on_timer, r);
+	r->timer = event_new(svc_base(s), -1, 0, relay_on_timer, r);
 	list_init(&r->followers);
 	return r;
 }

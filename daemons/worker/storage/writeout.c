@@ -76,7 +76,7 @@ static void gather(struct writeout *wo)
 		start_timer(wo, pause > GATHER_US ? pause : GATHER_US);
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void writeout_on_timer(evutil_socket_t fd, short what, void *arg)
 {
 	(void)fd;
 	(void)what;
@@ -144,8 +144,8 @@ static void batch_leave(struct writeout *wo, struct writeout_batch *b)
 
 /* Notes storage's answer for each block, then ends the pins, or makes them void if storage may
  * still read. c NULL: the batch was never sent. Returns how many blocks are stored. */
-static uint32_t settle(struct writeout *wo, struct writeout_batch *b,
-                       const struct store_completion *c)
+static uint32_t note_results(struct writeout *wo, struct writeout_batch *b,
+                             const struct store_completion *c)
 {
 	struct worker *w = wo->w;
 	int same_life = c && c->epoch == wo->epoch;
@@ -166,7 +166,7 @@ static uint32_t settle(struct writeout *wo, struct writeout_batch *b,
 	return stored;
 }
 
-static void count(struct writeout *wo, const struct writeout_batch *b, uint32_t stored)
+static void count_written(struct writeout *wo, const struct writeout_batch *b, uint32_t stored)
 {
 	struct worker_stats *stats = &wo->w->stats;
 	stats->written += stored;
@@ -186,13 +186,13 @@ static void count_saved(struct writeout *wo, const struct writeout_batch *b, uin
 	        (unsigned long long)c->took_us, b->given_up, log_quote(c->text));
 }
 
-static void written(struct worker *w, struct store_asker *a, struct store_completion *c)
+static void writeout_done(struct worker *w, struct store_asker *a, struct store_completion *c)
 {
 	struct writeout_batch *b = (struct writeout_batch *)a;
 	struct writeout *wo = w->writeout;
 	batch_leave(wo, b);
-	uint32_t stored = settle(wo, b, c);
-	count(wo, b, stored);
+	uint32_t stored = note_results(wo, b, c);
+	count_written(wo, b, stored);
 	if (is_save(b))
 		count_saved(wo, b, stored, c);
 	stat_observe_us(&w->stats.write_seconds, c->took_us);
@@ -210,12 +210,12 @@ static void written(struct worker *w, struct store_asker *a, struct store_comple
 		w->stage->room(w);
 }
 
-static int send_batch(struct writeout *wo, struct writeout_batch *b)
+static int writeout_send(struct writeout *wo, struct writeout_batch *b)
 {
 	struct store_item items[WRITEOUT_BATCH];
 	for (uint32_t i = 0; i < b->n; i++)
 		items[i] = (struct store_item){b->due[i].hash, b->due[i].block, b->due[i].generation};
-	b->asker.answered = written;
+	b->asker.answered = writeout_done;
 	b->begun_us = clock_us();
 	pthread_mutex_lock(&wo->lock);
 	list_push_back(&wo->batches, &b->link);
@@ -226,8 +226,8 @@ static int send_batch(struct writeout *wo, struct writeout_batch *b)
 	if (r == 0)
 		return 0;
 	batch_leave(wo, b);
-	settle(wo, b, NULL);
-	count(wo, b, 0);
+	note_results(wo, b, NULL);
+	count_written(wo, b, 0);
 	free(b);
 	return r;
 }
@@ -260,7 +260,7 @@ static void go(struct writeout *wo)
 			free(b);
 			return;
 		}
-		if (send_batch(wo, b) < 0) {
+		if (writeout_send(wo, b) < 0) {
 			pause_after(wo, ERR_TIMEOUT);
 			gather(wo);
 			return;
@@ -277,7 +277,7 @@ void writeout_hurry(struct writeout *wo)
 }
 
 /* With the lock held. A save is not cancelled: blocks that nobody takes are still stored. */
-static void give_up(struct writeout *wo, struct writeout_batch *b)
+static void batch_void(struct writeout *wo, struct writeout_batch *b)
 {
 	b->given_up = 1;
 	for (uint32_t i = 0; i < b->n; i++)
@@ -301,7 +301,7 @@ static uint32_t give_up_old(struct writeout *wo, uint64_t begun_before_us, int *
 			*left = 1;
 			continue;
 		}
-		give_up(wo, b);
+		batch_void(wo, b);
 		blocks += b->n;
 		saves += is_save(b);
 	}
@@ -354,7 +354,7 @@ void writeout_save(struct writeout *wo, const struct reqid *id, const uint32_t *
 			free(b);
 			return;
 		}
-		if (send_batch(wo, b) < 0)
+		if (writeout_send(wo, b) < 0)
 			return;
 	}
 }
@@ -442,7 +442,7 @@ struct writeout *writeout_new(struct worker *w)
 	                                                   : 2;
 	pthread_mutex_init(&wo->lock, NULL);
 	list_init(&wo->batches);
-	wo->timer = event_new(svc_base(w->svc), -1, 0, on_timer, wo);
+	wo->timer = event_new(svc_base(w->svc), -1, 0, writeout_on_timer, wo);
 	set_policy(wo);
 	return wo;
 }
