@@ -173,7 +173,7 @@ uint64_t request_prompt_tokens(const struct request_prepare *p); /* of all its p
 void request_count_answer(const struct answer *ans);             /* when the answer is complete */
 void request_count_longest(const struct request *q);             /* when all its answers are */
 
-/* place/pin.c: which workers must take this request. 0 or -1 with the error set. */
+/* pin.c: which workers must take this request. 0 or -1 with the error set. */
 int pin_read(struct request *q, const struct http_head *head);
 
 /* answer.c */

@@ -4,7 +4,7 @@
  * Without allow_pinning such a header is refused, because a measurement on another worker than the
  * one asked for would be misleading. An unknown name is refused; a worker that is known but not
  * ready is a 503. */
-#include "daemons/router/request/request.h"
+#include "request.h"
 #include "util/mem.h"
 
 #include <stdio.h>
