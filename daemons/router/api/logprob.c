@@ -15,21 +15,21 @@
 
 /* --- rows ---------------------------------------------------------------- */
 
-void rows_init(struct rows *l, uint32_t top, struct quota *q)
+void rows_init(struct row_list *l, uint32_t top, struct quota *q)
 {
 	memset(l, 0, sizeof *l);
 	l->top = top;
 	l->quota = q;
 }
 
-void rows_fini(struct rows *l)
+void rows_fini(struct row_list *l)
 {
 	quota_free(l->quota, l->data, l->size * row_bytes(l->top));
 	l->data = NULL;
 	l->n = l->size = 0;
 }
 
-int rows_reserve(struct rows *l, uint32_t n)
+int rows_reserve(struct row_list *l, uint32_t n)
 {
 	if (n <= l->size)
 		return 0;
@@ -41,7 +41,7 @@ int rows_reserve(struct rows *l, uint32_t n)
 	return 0;
 }
 
-struct row *rows_add(struct rows *l)
+struct row *rows_add(struct row_list *l)
 {
 	if (l->n == l->size && rows_reserve(l, l->size ? l->size + l->size / 2 : 4) < 0 &&
 	    rows_reserve(l, l->n + 1) < 0)
@@ -51,7 +51,7 @@ struct row *rows_add(struct rows *l)
 	return r;
 }
 
-int rows_add_token(struct rows *l, const Pds__Token *t, uint32_t offset)
+int rows_add_token(struct row_list *l, const Pds__Token *t, uint32_t offset)
 {
 	struct row *r = rows_add(l);
 	if (!r)
@@ -276,7 +276,7 @@ void logprob_row(const struct model *m, const struct row *r, enum row_shape shap
 	}
 }
 
-void logprob_rows(const struct model *m, const struct rows *l, uint32_t from, uint32_t to,
+void logprob_rows(const struct model *m, const struct row_list *l, uint32_t from, uint32_t to,
                   enum row_shape shape, uint32_t most, struct buf *out)
 {
 	for (uint32_t i = from; i < to; i++) {

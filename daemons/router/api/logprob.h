@@ -28,7 +28,7 @@ struct row {
 	struct row_top top[]; /* descending */
 };
 
-struct rows {
+struct row_list {
 	unsigned char *data;   /* (size) rows of row_bytes(top) */
 	uint32_t n, size, top; /* top: alternatives of a row, at most */
 	struct quota *quota;   /* memory is taken from it; outlives them */
@@ -39,18 +39,18 @@ static inline size_t row_bytes(uint32_t top)
 	return sizeof(struct row) + top * sizeof(struct row_top);
 }
 
-void rows_init(struct rows *l, uint32_t top, struct quota *q);
-void rows_fini(struct rows *l);
+void rows_init(struct row_list *l, uint32_t top, struct quota *q);
+void rows_fini(struct row_list *l);
 /* Room for n rows in all. 0 or ERR_NOMEM. */
-int rows_reserve(struct rows *l, uint32_t n);
-static inline struct row *rows_at(const struct rows *l, uint32_t i)
+int rows_reserve(struct row_list *l, uint32_t n);
+static inline struct row *rows_at(const struct row_list *l, uint32_t i)
 {
 	return (struct row *)(l->data + i * row_bytes(l->top));
 }
 /* Appends a zeroed row; NULL: no memory. */
-struct row *rows_add(struct rows *l);
+struct row *rows_add(struct row_list *l);
 /* Appends the row of an answer's token. 0 or ERR_NOMEM. */
-int rows_add_token(struct rows *l, const Pds__Token *t, uint32_t offset);
+int rows_add_token(struct row_list *l, const Pds__Token *t, uint32_t offset);
 /* Sets the row from token i of m. */
 void row_take(struct row *r, uint32_t top, const Pds__PromptLogprobs *m, size_t i);
 
@@ -61,7 +61,7 @@ enum row_shape { ROW_NAME, ROW_VALUE, ROW_TOP, ROW_OFFSET, ROW_CHAT, ROW_PROMPT 
 void logprob_row(const struct model *m, const struct row *r, enum row_shape shape, uint32_t most,
                  struct buf *out);
 /* Rows from .. to - 1, with commas between them. */
-void logprob_rows(const struct model *m, const struct rows *l, uint32_t from, uint32_t to,
+void logprob_rows(const struct model *m, const struct row_list *l, uint32_t from, uint32_t to,
                   enum row_shape shape, uint32_t most, struct buf *out);
 
 #endif

@@ -123,7 +123,7 @@ void parts_base64(struct answer_parts *p, const void *bytes, size_t n)
 	add_part(p, (struct answer_part){.kind = PART_BASE64, .of = bytes, .n = n});
 }
 
-void parts_rows(struct answer_parts *p, const struct rows *rows, uint32_t from, uint32_t to,
+void parts_rows(struct answer_parts *p, const struct row_list *rows, uint32_t from, uint32_t to,
                 enum row_shape shape, uint32_t most)
 {
 	add_part(p, (struct answer_part){.kind = PART_ROWS,

@@ -33,7 +33,7 @@ void parts_floats(struct answer_parts *p, const float *v, size_t n);   /* 0.5,1e
 /* n bytes, without quotes */
 void parts_base64(struct answer_parts *p, const void *bytes, size_t n);
 /* see logprob_rows */
-void parts_rows(struct answer_parts *p, const struct rows *rows, uint32_t from, uint32_t to,
+void parts_rows(struct answer_parts *p, const struct row_list *rows, uint32_t from, uint32_t to,
                 enum row_shape shape, uint32_t most);
 
 /* Goes on until out has `max_size` bytes, or a little more. 1: to the end. Without memory out is

@@ -49,7 +49,7 @@ struct prompt {
 	struct buf ids;           /* "1,2,3": return_token_ids; else empty */
 	/* log-probabilities, if wanted: row i belongs to token i. Complete before the first token of
 	 * an answer */
-	struct rows rows;
+	struct row_list rows;
 	struct detok detok; /* of the tokens that have rows; gives their place in the text */
 	size_t row_chars;
 };

@@ -119,7 +119,7 @@ static void put_row_array(const struct answer *ans, const char *name, enum row_s
                           struct answer_parts *p)
 {
 	const struct request *q = ans->request;
-	const struct rows *of_prompt = &ans->prompt->rows;
+	const struct row_list *of_prompt = &ans->prompt->rows;
 	uint32_t most = (uint32_t)q->prep.p.logprobs;
 	buf_printf(&p->text, "\"%s\":[", name);
 	if (echoes_rows(q))

@@ -77,16 +77,16 @@ struct answer {
 	/* decoded, not yet sent and not in the message; its end may be the beginning of a stop
 	 * string */
 	struct buf text;
-	size_t chars;      /* code points of all text so far */
-	uint32_t n_tokens; /* of the answer */
-	uint64_t last_us;  /* when its last tokens arrived; 0: none yet */
-	struct rows rows;  /* log-probabilities since the last chunk, or all (dialect.keeps) */
-	size_t charged;    /* of the quota, for the attempt's tokens */
-	float *embedding;  /* (embed.dimensions); NULL: not arrived, or not wanted */
-	struct {           /* how much of the stream has been sent */
-		size_t echo;   /* bytes of prompt->text */
-		uint32_t rows; /* of prompt->rows */
-		uint32_t ids;  /* of the answer's tokens */
+	size_t chars;         /* code points of all text so far */
+	uint32_t n_tokens;    /* of the answer */
+	uint64_t last_us;     /* when its last tokens arrived; 0: none yet */
+	struct row_list rows; /* log-probabilities since the last chunk, or all (dialect.keeps) */
+	size_t charged;       /* of the quota, for the attempt's tokens */
+	float *embedding;     /* (embed.dimensions); NULL: not arrived, or not wanted */
+	struct {              /* how much of the stream has been sent */
+		size_t echo;      /* bytes of prompt->text */
+		uint32_t rows;    /* of prompt->rows */
+		uint32_t ids;     /* of the answer's tokens */
 		int role, prompt_ids;
 	} given;
 	/* the stream is behind: its beginning (the prompt's echo and ids), or events that repeat an
