@@ -32,7 +32,7 @@
 #define DRAIN_US 2000u
 #define REST_US 4000u
 
-enum peer_state { PEER_NEW, PEER_HELLO, PEER_UP, PEER_REFUSED, PEER_DEAD };
+enum peer_state { PEER_HELLO, PEER_UP, PEER_REFUSED, PEER_DEAD };
 
 struct sock { /* one ZeroMQ socket on the loop */
 	struct chan *c;

@@ -32,7 +32,7 @@
 static const struct {
 	const char *name;
 	unsigned followers;
-} phases[RUN_PHASE_COUNT] = {
+} phases[] = {
 	[RUN_WAITING] = {"waiting", TO(RUNNING)},
 	[RUN_PREEMPTED] = {"preempted", TO(RUNNING)},
 	[RUN_RUNNING] = {"active", TO(RESTORING) | TO(PREEMPTED)},

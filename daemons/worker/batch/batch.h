@@ -33,7 +33,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum run_phase { RUN_WAITING, RUN_PREEMPTED, RUN_RESTORING, RUN_RUNNING, RUN_PHASE_COUNT };
+enum run_phase { RUN_WAITING, RUN_PREEMPTED, RUN_RESTORING, RUN_RUNNING };
 
 struct restore;
 struct drafts;

@@ -19,10 +19,9 @@
 #define SCHEME "srv://"
 
 /* NAMED: by the last answer. LEFT: not any more; it ends when its link is down. */
-enum router_state { ROUTER_NAMED, ROUTER_LEFT };
 
 struct router_link {
-	enum router_state state;
+	int left; /* not named any more: kept until its link ends */
 	unsigned service;
 	struct peer *peer;
 	char name[KEYS_NAME_MAX + 1];
@@ -66,7 +65,7 @@ static void end(struct routers *r, struct router_link *l, const char *why)
 static void end_those_left(struct routers *r)
 {
 	for (unsigned i = r->n_links; i-- > 0;)
-		if (r->links[i].state == ROUTER_LEFT && !peer_is_up(r->links[i].peer))
+		if (r->links[i].left && !peer_is_up(r->links[i].peer))
 			end(r, &r->links[i], "DNS does not name it any more");
 }
 
@@ -105,7 +104,7 @@ static const char *routers_take(struct service *s, const struct resolve_record *
 	snprintf(l.endpoint, sizeof l.endpoint, "%s@tcp://%s:%u", l.name, record->host, record->port);
 	struct router_link *old = routers_find(r, l.name);
 	if (old && (strcmp(old->endpoint, l.endpoint) == 0 || peer_is_up(old->peer))) {
-		old->state = ROUTER_NAMED;
+		old->left = 0;
 		return NULL;
 	}
 	if (old)
@@ -159,7 +158,7 @@ static void apply(struct service *s, const struct resolve_answer *a)
 	const char *why = "not a valid record, or too many";
 	for (unsigned i = 0; i < r->n_links; i++)
 		if (r->links[i].service == service_index(s))
-			r->links[i].state = ROUTER_LEFT;
+			r->links[i].left = 1;
 	for (unsigned i = 0; i < a->n; i++) {
 		const char *refused = routers_take(s, &a->records[i]);
 		left_out += refused != NULL;

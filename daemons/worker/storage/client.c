@@ -1,13 +1,12 @@
 /* client.c - see client.h.
  *
- * States of a batch: IN_HAND (numbered, waits for the loop) -> SENT -> completed; a get that was
- * given up goes SENT -> FENCING -> completed. Only the loop's thread changes a batch's state,
- * completes it and frees it; other threads add batches and mark them unwanted, under the lock.
- * Messages are sent without the lock, because the link may call back.
+ * A batch waits for the loop, is sent (asked.epoch), and completes; a get that was given up waits
+ * for its fence before (asked.fence_us). Only the loop's thread sends a batch, completes it and frees
+ * it; other threads add batches and mark them unwanted, under the lock. Messages are sent without
+ * the lock, because the link may call back.
  *
- * Invariants: a batch is sent only while the link's peer and the process that maps
- * our memory have the same epoch, so each sent batch is ended either by an answer or by `gone` of
- * that epoch. A get completes only on an answer, on the fence's acknowledgement, or on `gone`; the
+ * Invariants: a batch is sent only while the link's peer and the process that maps our memory have
+ * the same epoch, so each sent batch is ended either by an answer or by `gone` of that epoch. A get completes only on an answer, on the fence's acknowledgement, or on `gone`; the
  * fence is requested again each second and when the link comes up, because storage may have
  * forgotten it or been stopped. Answers are checked against the request; a mismatch is an error of
  * that item. */
@@ -30,14 +29,12 @@
 
 #define FENCE_AGAIN_US 1000000u
 
-enum asked_state { ASKED_IN_HAND, ASKED_SENT, ASKED_FENCING };
-
 struct asked {
 	struct list link;
-	enum asked_state state;
-	atomic_int unwanted;                      /* store_cancel */
-	uint64_t deadline_us, begun_us, fence_us; /* fence_us: when to send the next STORE_FENCE */
-	uint64_t epoch;                           /* of the storage it was sent to */
+	atomic_int unwanted; /* store_cancel */
+	uint64_t deadline_us, begun_us;
+	uint64_t fence_us; /* given up: when to send the next STORE_FENCE; 0: it is not */
+	uint64_t epoch;    /* of the storage it was sent to; 0: it waits for the loop */
 	uint32_t n;
 	int prefetch;                 /* lookups */
 	struct kv_hash *hash;         /* (n), lookups */
@@ -199,9 +196,7 @@ static void batch_give_up(struct store *st, struct asked *a)
 {
 	if (a->out->op != STORE_OP_LOOKUP)
 		send_fence(st, a);
-	if (a->out->op == STORE_OP_GET)
-		a->state = ASKED_FENCING;
-	else
+	if (a->out->op != STORE_OP_GET)
 		complete(st, a, 0, a->out->op == STORE_OP_LOOKUP);
 }
 
@@ -214,7 +209,6 @@ static void batch_send(struct store *st, struct asked *a)
 	} else if (!atomic_load(&st->ready)) {
 		set_reason(a->out, ERR_CLOSED, "storage %s is not attached", st->name);
 	} else {
-		a->state = ASKED_SENT;
 		a->epoch = st->link_epoch;
 		int r = a->out->op == STORE_OP_LOOKUP ? send_lookup(st, a) : send_items(st, a);
 		if (r == 0)
@@ -226,33 +220,31 @@ static void batch_send(struct store *st, struct asked *a)
 
 /* --- the loop's round --- */
 
-/* Advances a batch by at most one state. Returns when to look at it again; 0: not before a message
- * or a link event arrives. */
+/* Sends a batch, gives it up, or asks for its fence. Returns when to look at it again; 0: not before
+ * a message or a link event arrives. */
 static uint64_t asked_step(struct store *st, struct asked *a, uint64_t now)
 {
 	uint64_t deadline = a->deadline_us;
-	switch (a->state) {
-	case ASKED_IN_HAND:
+	if (!a->epoch) {
 		batch_send(st, a);
 		return deadline; /* a may be freed; an unnecessary look does no harm */
-	case ASKED_SENT:
-		if (a->unwanted)
-			set_reason(a->out, ERR_CANCELLED, "given up");
-		else if (deadline && deadline <= now)
-			set_reason(a->out, ERR_TIMEOUT, "storage %s did not answer within %llu us", st->name,
-			           (unsigned long long)(deadline - a->begun_us));
-		else
-			return deadline;
-		batch_give_up(st, a);
-		return now + FENCE_AGAIN_US;
-	case ASKED_FENCING:
+	}
+	if (a->fence_us) {
 		if (st->link_epoch != a->epoch)
 			return 0; /* store_up or gone */
 		if (a->fence_us <= now)
 			send_fence(st, a);
 		return a->fence_us;
 	}
-	return 0;
+	if (a->unwanted)
+		set_reason(a->out, ERR_CANCELLED, "given up");
+	else if (deadline && deadline <= now)
+		set_reason(a->out, ERR_TIMEOUT, "storage %s did not answer within %llu us", st->name,
+		           (unsigned long long)(deadline - a->begun_us));
+	else
+		return deadline;
+	batch_give_up(st, a);
+	return now + FENCE_AGAIN_US;
 }
 
 /* The batches that are in the table now. Only the loop removes batches, so the pointers stay valid
@@ -331,7 +323,7 @@ static struct asked *asked_find(struct store *st, struct peer *p, uint64_t batch
 	pthread_mutex_lock(&st->lock);
 	list_each(it, &st->table) {
 		struct asked *a = list_entry(it, struct asked, link);
-		if (a->out->batch == batch && a->state != ASKED_IN_HAND && a->epoch == peer_epoch(p))
+		if (a->out->batch == batch && a->epoch && a->epoch == peer_epoch(p))
 			found = a;
 	}
 	pthread_mutex_unlock(&st->lock);
@@ -399,7 +391,7 @@ static void on_found(struct store *st, struct peer *p, const Pds__StoreFound *m)
 static void on_fenced(struct store *st, struct peer *p, const Pds__StoreFenced *m)
 {
 	struct asked *a = asked_find(st, p, m->batch);
-	if (a && a->state == ASKED_FENCING)
+	if (a && a->fence_us)
 		complete(st, a, 0, 1);
 }
 
@@ -436,7 +428,7 @@ void store_up(struct store *st, struct peer *p)
 	uint32_t n;
 	struct asked **list = snapshot(st, &n);
 	for (uint32_t i = 0; i < n; i++)
-		if (list[i]->state == ASKED_FENCING)
+		if (list[i]->fence_us)
 			send_fence(st, list[i]);
 	free(list);
 	round_all(st);
@@ -453,7 +445,7 @@ void store_down(struct store *st, struct peer *p, const char *why)
 	struct asked **list = snapshot(st, &n);
 	for (uint32_t i = 0; i < n; i++) {
 		struct asked *a = list[i];
-		if (a->state != ASKED_SENT || a->epoch != epoch)
+		if (!a->epoch || a->fence_us || a->epoch != epoch)
 			continue;
 		set_reason(a->out, ERR_CLOSED, "the link to storage %s is down: %s", st->name, why);
 		batch_give_up(st, a);
@@ -481,9 +473,9 @@ static void on_gone(void *arg, uint64_t epoch)
 	struct asked **list = snapshot(st, &n);
 	for (uint32_t i = 0; i < n; i++) {
 		struct asked *a = list[i];
-		if (a->state == ASKED_IN_HAND || a->epoch != epoch)
+		if (!a->epoch || a->epoch != epoch)
 			continue;
-		if (a->state == ASKED_SENT)
+		if (!a->fence_us)
 			set_reason(a->out, ERR_CLOSED, "storage %s is gone", st->name);
 		complete(st, a, 0, 1);
 	}
