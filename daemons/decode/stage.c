@@ -166,7 +166,7 @@ static int decode_start(struct worker *w, struct err *err)
 		.wait_us = c->preempt_wait_us,
 		.restore_wait_us = c->restore_wait_us,
 		.ratio_first = c->growth_ratio,
-		.ratio_min = fmin(c->growth_ratio_min, c->growth_ratio),
+		.ratio_min = fmin(GROWTH_MIN, c->growth_ratio),
 	};
 	d->timer = event_new(svc_base(w->svc), -1, 0, decode_on_timer, d);
 	return batcher_start(&d->batcher, err);

@@ -30,12 +30,16 @@ struct messager_stats {
 	struct stat_seconds copy, tail, transfer, reaction;
 };
 
+/* While transfers are open the rings are looked at this often even without a doorbell: the limit on
+ * what a lost one costs. */
+#define SCAN_US 20000u
+
 enum rdma_use { RDMA_AUTO, RDMA_OFF, RDMA_REQUIRED }; /* in the order of the key's choices */
 
 struct messager_conf {
 	struct mover_limits limits;
-	uint64_t scan_us, canary_us;
-	uint32_t data_port, data_connections, rdma_port, workers_max;
+	uint64_t canary_us;
+	uint32_t data_port, data_connections, workers_max;
 	int data_encrypted, rdma_gid_index;
 	enum rdma_use rdma;
 	const char *rdma_device;
@@ -68,10 +72,6 @@ static const struct conf_key keys[] = {
 	{"slice_kb", CONF_INT, "1024", 16, 1048576, "KiB", 1,
      "bytes copied before the messager handles other events", NULL,
      CONF_TIMES(struct messager_conf, limits.slice_bytes, 1024)},
-	{"scan_ms", CONF_INT, "20", 1, 10000, "ms", 1,
-     "while transfers are open, the messager checks the transfer rings this often, even without a "
-     "doorbell",
-     NULL, US(scan_us)},
 	{"data_port", CONF_INT, "0", 0, 65535, "", 0,
      "TCP port at the address of `listen` where messagers of other hosts send KV; 0: any free one",
      NULL, TO(data_port)},
@@ -92,8 +92,6 @@ static const struct conf_key keys[] = {
      "names of the RDMA devices to use, such as \"mlx5_0, mlx5_1\"; empty: all that have an active "
      "port. KV goes through the one that is nearest to its memory (NUMA node)",
      NULL, TO(rdma_device)},
-	{"rdma_port", CONF_INT, "0", 0, 255, "", 0, "port of each RDMA device; 0: the first active one",
-     NULL, TO(rdma_port)},
 	{"rdma_gid_index", CONF_INT, "-1", -1, 255, "", 0,
      "index of the port's GID; -1: RoCE v2 with the address of a local interface, if there is one",
      NULL, TO(rdma_gid_index)},
@@ -103,6 +101,8 @@ static const struct conf_key keys[] = {
      NULL, US(canary_us)},
 	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0, "maximum number of attached workers",
      NULL, TO(workers_max)},
+	CONF_GONE("scan_ms", "it is 20 now; remove the key"),
+	CONF_GONE("rdma_port", "the first active port is used; remove the key"),
 	CONF_END,
 };
 
@@ -242,7 +242,7 @@ static void scan_while_open(struct messager *m, int open)
 	if (open == m->scanning)
 		return;
 	m->scanning = open;
-	const struct timeval tv = clock_timeval(m->conf.scan_us);
+	const struct timeval tv = clock_timeval(SCAN_US);
 	if (open)
 		event_add(m->scan_ev, &tv);
 	else
@@ -524,7 +524,6 @@ static int rdma_open(struct messager *m, struct err *err)
 	const struct verbs *v = verbs_load(err);
 	struct rdma_opts opts = RDMA_OPTS_DEFAULT;
 	opts.device = m->conf.rdma_device;
-	opts.port = (uint8_t)m->conf.rdma_port;
 	opts.gid_index = m->conf.rdma_gid_index;
 	opts.canary_us = m->conf.canary_us;
 	int r = v ? rdma_transport_new(svc_base(m->svc), v, &opts, &m->rdma, err) : ERR_NOTFOUND;
@@ -641,7 +640,6 @@ static int messager_reload(struct svc *s, struct err *err)
 	(void)err;
 	conf_fill(svc_conf(s), keys, &m->conf);
 	mover_set_limits(m->mover, &m->conf.limits);
-	scan_while_open(m, 0);
 	messager_pump(m);
 	return 0;
 }

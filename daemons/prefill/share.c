@@ -56,8 +56,7 @@ int share_wait(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
 	uint32_t blocks, have = j->run.blocks.n ? j->run.blocks.published : j->prepare.probed;
-	if (!s->w->conf.share_running_prefix || j->share.times >= SHARES_MAX ||
-	    j->prepare.may_match <= have)
+	if (j->share.times >= SHARES_MAX || j->prepare.may_match <= have)
 		return 0;
 	if (kv_pool_probe(j->w->pool, &j->run.blocks.hash[have], 1)) {
 		/* published between the match and now: its source may have nothing left to compute */

@@ -29,11 +29,11 @@ static void read_conf(struct router *r)
 		c->request_memory_bytes = c->memory_bytes - c->memory_bytes / 8;
 	r->memory.size = c->memory_bytes;
 	r->registry.stuck_us = c->stuck_us;
-	r->registry.policy = c->policy;
-	r->registry.breaker = c->breaker;
+	memcpy(r->registry.policy.policy, c->policy, sizeof c->policy);
+	r->registry.policy.kv_load_weight = c->kv_load_weight;
+	r->registry.breaker.error_pct = c->breaker_error_pct;
+	r->registry.breaker.open_us = c->breaker_open_us;
 	registry_set_index_max(&r->registry, c->index_entries_max);
-	if (c->policy_seed)
-		r->registry.draw = c->policy_seed;
 	r->attempts.opts.max_attempts = c->max_attempts;
 	r->attempts.opts.retry_wait_us = c->retry_wait_us;
 }

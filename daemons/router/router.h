@@ -49,21 +49,20 @@ struct router_conf {
 		*api_keys_file, *cors_allow_origin;
 	struct conf_items model_aliases;
 	uint32_t max_model_len; /* 0: none */
-	uint32_t max_requests, max_choices, retry_after_s, retry_after_max_s;
+	uint32_t max_requests, max_choices;
 	int allow_pinning, refuse_unknown;
-	uint32_t embedding_inputs_max;
 	int embeds_mean;             /* embedding_pooling: mean, else last */
 	int cors;                    /* OPTIONS is answered */
 	uint32_t default_max_tokens; /* 0: none */
 	uint32_t max_attempts;
 	uint64_t request_timeout_us, retry_wait_us, stuck_us;
 	uint32_t text_threads;
-	size_t text_inline_bytes;
 	size_t memory_bytes, request_memory_bytes; /* of all requests; limit of one */
-	struct policy_opts policy;
-	struct breaker_opts breaker;
+	unsigned policy[PLACE_STAGES];             /* POLICY_* */
+	double kv_load_weight;
+	uint32_t breaker_error_pct;
+	uint64_t breaker_open_us;
 	size_t index_entries_max;
-	uint64_t policy_seed; /* 0: random */
 };
 extern const struct conf_key router_keys[];
 

@@ -65,17 +65,12 @@ struct storage_stats {
 	struct stack_stat tier[TIER_IDS];
 };
 
-/* How a tier's blocks get to the one below. */
-struct tier_eviction {
-	int eviction;         /* 0: auto; else 1 + enum tier_policy */
-	uint32_t after;       /* write_through: hits */
-	unsigned low_percent; /* offload */
-};
-
 /* Values of storage_keys. */
 struct storage_conf {
 	uint64_t memory_bytes, kv_events_us;
-	struct tier_eviction memory_policy, disk_policy;
+	int memory_eviction, disk_eviction; /* 0: auto; else 1 + enum tier_policy */
+	uint32_t after;                     /* write_through: hits */
+	unsigned low_percent;               /* offload */
 	struct tier_disk_opts disk;
 	struct tier_redis_opts redis; /* without password */
 	const char *redis_password_file;

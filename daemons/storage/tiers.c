@@ -23,19 +23,19 @@
 static const char *const policy_names[] = {"recycle", "offload", "write_through"};
 
 /* below: a lower tier is configured, to which `auto` can offload. */
-static enum tier_policy policy_of(const struct tier_eviction *e, int below)
+static enum tier_policy policy_of(int eviction, int below)
 {
-	return e->eviction ? (enum tier_policy)(e->eviction - 1) : below ? TIER_OFFLOAD : TIER_RECYCLE;
+	return eviction ? (enum tier_policy)(eviction - 1) : below ? TIER_OFFLOAD : TIER_RECYCLE;
 }
 
 static enum tier_policy memory_policy(const struct storage_conf *c)
 {
-	return policy_of(&c->memory_policy, *c->disk.path || *c->redis.address);
+	return policy_of(c->memory_eviction, *c->disk.path || *c->redis.address);
 }
 
 static enum tier_policy disk_policy(const struct storage_conf *c)
 {
-	return policy_of(&c->disk_policy, *c->redis.address != 0);
+	return policy_of(c->disk_eviction, *c->redis.address != 0);
 }
 
 /* --- opening --- */
@@ -101,8 +101,9 @@ int tiers_start(struct storage *st, struct err *err)
 	struct storage_conf *c = &st->at_start;
 	struct tier *memory = NULL;
 	*c = st->conf;
-	if (!c->disk.segment_bytes && c->disk.capacity_bytes / 8 < 256u << 20)
+	if (c->disk.capacity_bytes / 8 < 256u << 20)
 		c->disk.segment_bytes = c->disk.capacity_bytes / 8;
+	c->disk.direct = 1; /* workers and memory keep what is used: the page cache has no more hits */
 	int r = tiers_check(c, err);
 	if (r == 0 && c->memory_bytes)
 		r = tier_memory_new(c->memory_bytes, &memory, err);
@@ -115,21 +116,11 @@ int tiers_start(struct storage *st, struct err *err)
 	                       .changed = st->tell ? tell_changed : NULL,
 	                       .arg = st->tell};
 	if (memory)
-		o.level[o.n++] = (struct stack_level){TIER_MEMORY,
-		                                      memory,
-		                                      NULL,
-		                                      NULL,
-		                                      memory_policy(c),
-		                                      c->memory_policy.after,
-		                                      c->memory_policy.low_percent};
+		o.level[o.n++] = (struct stack_level){TIER_MEMORY,      memory,   NULL,          NULL,
+		                                      memory_policy(c), c->after, c->low_percent};
 	if (*c->disk.path)
-		o.level[o.n++] = (struct stack_level){TIER_DISK,
-		                                      NULL,
-		                                      disk_open,
-		                                      c,
-		                                      disk_policy(c),
-		                                      c->disk_policy.after,
-		                                      c->disk_policy.low_percent};
+		o.level[o.n++] = (struct stack_level){TIER_DISK,      NULL,     disk_open,     c,
+		                                      disk_policy(c), c->after, c->low_percent};
 	if (*c->redis.address)
 		o.level[o.n++] = (struct stack_level){TIER_REDIS, NULL, redis_open, c, TIER_RECYCLE, 0, 0};
 	st->tier = tier_stack_new(&o);
@@ -148,10 +139,8 @@ int tiers_reload(struct storage *st, struct err *err)
 	if (c.memory_bytes)
 		tier_stack_resize(st->tier, TIER_MEMORY, c.memory_bytes);
 	tier_stack_resize(st->tier, TIER_DISK, c.disk.capacity_bytes);
-	tier_stack_policy(st->tier, TIER_MEMORY, memory_policy(&c), c.memory_policy.after,
-	                  c.memory_policy.low_percent);
-	tier_stack_policy(st->tier, TIER_DISK, disk_policy(&c), c.disk_policy.after,
-	                  c.disk_policy.low_percent);
+	tier_stack_policy(st->tier, TIER_MEMORY, memory_policy(&c), c.after, c.low_percent);
+	tier_stack_policy(st->tier, TIER_DISK, disk_policy(&c), c.after, c.low_percent);
 	return 0;
 }
 

@@ -87,10 +87,6 @@ const struct conf_key worker_keys[] = {
      "prefill: reservations requested from one decode worker and not yet handed over; beyond that "
      "the next candidate is asked, or none",
      NULL, TO(max_inflight_prefill)},
-	{"share_running_prefix", CONF_BOOL, "true", 0, 0, "", 0,
-     "prefill: a prompt waits for blocks of its prefix that a running one is computing instead of "
-     "computing them again",
-     NULL, TO(share_running_prefix)},
 	{"prefill_order", CONF_STRING, "fifo", 0, 8, "", 0,
      "prefill: which prompt is computed first: fifo, by arrival; srpt, least left to compute (with "
      "ageing)",
@@ -137,11 +133,8 @@ const struct conf_key worker_keys[] = {
      NULL, TO(max_queued)},
 	{"growth_ratio", CONF_FLOAT, "0.7", 0, 1, "", 0,
      "decode: share of the tokens still allowed for which room is kept: the initial and the "
-     "largest value",
+     "largest value; it falls to 0.02 while nothing is preempted; 0: no room is kept",
      NULL, TO(growth_ratio)},
-	{"growth_ratio_min", CONF_FLOAT, "0.02", 0, 1, "", 0,
-     "decode: smallest value of that share; above 0 each sequence keeps at least one block", NULL,
-     TO(growth_ratio_min)},
 	{"save_preempted_kv", CONF_BOOL, "true", 0, 0, "", 0,
      "decode: write the KV of a preempted sequence to storage, to read it back later", NULL,
      TO(save_preempted_kv)},
@@ -157,10 +150,6 @@ const struct conf_key worker_keys[] = {
      "decode: drafts of the next tokens, computed and checked in one step; the answer stays the "
      "same. ngram: what followed the same tokens earlier in prompt or answer",
      "off|ngram", TO(speculative)},
-	{"spec_tokens_max", CONF_INT, "16", 1, 63, "tokens", 0,
-     "decode: longest draft of a sequence; its actual length depends on the acceptance rate and "
-     "the cost of a row",
-     NULL, TO(spec_tokens_max)},
 	{"spec_ngram_min", CONF_INT, "2", 1, 8, "tokens", 0,
      "decode: shortest match of the last tokens with earlier ones for which a draft is made", NULL,
      TO(spec_ngram_min)},
@@ -208,11 +197,14 @@ const struct conf_key worker_keys[] = {
      "name of this host's messager; none: no hand-over", NULL, TO(messager)},
 	{"storage", CONF_STRING, "storage", 0, 47, "", 0,
      "name of this host's storage daemon; none: without", NULL, TO(storage)},
-	CONF_GONE("growth_ratio_step",
-              "the share adapts by 0.001 a step (growth_ratio_min); remove the key"),
+	CONF_GONE("growth_ratio_step", "the share adapts by 0.001 a step; remove the key"),
 	CONF_GONE("growth_ratio_rise",
               "a preemption raises the share by 0.05 (growth_ratio); remove the key"),
 	CONF_GONE("growth_cap_tokens", "it is 4096 now; remove the key"),
+	CONF_GONE("growth_ratio_min",
+              "it is 0.02 now, or growth_ratio if that is less; remove the key"),
+	CONF_GONE("spec_tokens_max", "it is 16 now: the length adapts below that; remove the key"),
+	CONF_GONE("share_running_prefix", "it is always done; remove the key"),
 	CONF_END,
 };
 

@@ -154,7 +154,7 @@ static int engine_opts_of(const struct worker_conf *c, struct engine_opts *ret_o
 		.overlap = c->overlap_steps,
 		.max_rows = tokens > logits ? tokens : logits,
 		.max_logits = logits,
-		.max_draws = c->speculative ? 1 + c->spec_tokens_max : 1,
+		.max_draws = c->speculative ? 1 + WORKER_DRAFT_TOKENS : 1,
 		.max_spans = sequences,
 		.histories = c->speculative ? sequences : 0,
 		.history_match = c->speculative ? c->spec_ngram_min : 0,

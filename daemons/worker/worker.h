@@ -24,6 +24,9 @@
 
 /* rows for drafted tokens in one step, over all sequences, with speculative decoding */
 #define WORKER_DRAFT_ROWS 64u
+/* Longest draft of a sequence. Its actual length follows from its acceptance rate and the cost of a
+ * row, and is seldom half of this. */
+#define WORKER_DRAFT_TOKENS 16u
 
 enum worker_tag { TAG_NONE, TAG_ROUTER, TAG_MESSAGER, TAG_STORAGE, TAG_WORKER };
 
@@ -49,13 +52,13 @@ struct worker_conf {
 	uint64_t step_timeout_us;
 	/* prefill */
 	uint32_t prepare_threads, max_inflight_prefill;
-	int share_running_prefix, prefill_srpt;
+	int prefill_srpt;
 	uint64_t prefill_ageing_us, stall_us;
 	/* decode */
 	uint64_t lease_us, preempt_wait_us, restore_wait_us;
-	double growth_ratio, growth_ratio_min;
+	double growth_ratio;
 	int save_preempted_kv, output_caching, speculative;
-	uint32_t spec_tokens_max, spec_ngram_min;
+	uint32_t spec_ngram_min;
 	/* storage */
 	enum kv_eviction kv_eviction;
 	enum rates_mode storage_read;

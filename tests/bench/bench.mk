@@ -126,7 +126,7 @@ bench-policies: all
 # requests to one decode worker while others wait for another that has no room, 1P2D simulated: TURNS=pairs
 bench-blocked-peer: all
 	@python3 tests/bench/bench_blocked_peer.py $(if $(TURNS),--pairs $(TURNS)) $(if $(SECONDS),--seconds $(SECONDS))
-# the decode worker's room for growth: the adapting share against fixed ones, 1P1D simulated: RATIOS=adapt,0,0.7 SECONDS=7
+# the decode worker's room for growth: the share that adapts, from several starts, 1P1D simulated: RATIOS=adapt,0,0.7 SECONDS=7
 bench-reserve: all
 	@python3 tests/bench/bench_reserve.py $(if $(RATIOS),--ratios $(RATIOS)) $(if $(SECONDS),--seconds $(SECONDS))
 # conversations whose KV is four times the pool over more and more tiers, and a long prefix from each tier against computing it: ONLY=conversations or prefix

@@ -43,7 +43,7 @@ def cores_busy():
 
 def run(policy, a):
     worker = {"kv_blocks": KV_TOKENS // BLOCK, "block_tokens": BLOCK, "max_batched_tokens": 2048, "max_sequences": 256, "storage": "none"}
-    router = {"prefill_policy": policy, "decode_policy": policy, "policy_seed": 1}
+    router = {"prefill_policy": policy, "decode_policy": policy}
     with Suite("4p4d", sim={**DEVICE, "time_scale": 1 / a.rate}, worker=worker, router=router) as s:
         slo = f"ttft={SLO_TTFT_S / a.rate * 1e6:.0f}us,tpot={SLO_TPOT_MS / a.rate * 1e3:.0f}us"
         begin = cores_busy()

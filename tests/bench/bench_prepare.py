@@ -48,7 +48,7 @@ def run(a, mode, latency_ms, load):
     decode = {"kv_blocks": blocks, "output_caching": False}
     if latency_ms:
         decode["fault"] = f"type=KV_RESERVE:dir=in:late=100%:{round(latency_ms * 1000 * a.scale)}us"
-    prefill = {"kv_blocks": sum(p for p, _ in load) // BLOCK + len(load) + 1000, "share_running_prefix": False, **MODES[mode]}
+    prefill = {"kv_blocks": sum(p for p, _ in load) // BLOCK + len(load) + 1000, **MODES[mode]}
     with tempfile.TemporaryDirectory() as tmp:
         path, out = os.path.join(tmp, "lengths.jsonl"), os.path.join(tmp, "requests.jsonl")
         with open(path, "w") as f:

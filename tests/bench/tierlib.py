@@ -43,8 +43,8 @@ class Stack:
         self.sizes, self.redis, self.dir = sizes, None, None
 
     def __enter__(self):
-        c = {"memory_mb": self.sizes.get("memory", 0 if self.sizes else 1), "memory_eviction": "offload", "memory_offload_percent": 30,
-             "disk_eviction": "write_through", "disk_write_through_after": 0}
+        c = {"memory_mb": self.sizes.get("memory", 0 if self.sizes else 1), "memory_eviction": "offload", "offload_percent": 30,
+             "disk_eviction": "write_through", "write_through_after": 0}
         if "disk" in self.sizes:
             # beside the results: /tmp may be memory
             self.dir = tempfile.mkdtemp(prefix="pdserve-tier-", dir=os.environ.get("BENCH_DISK") or "/var/tmp")

@@ -267,12 +267,11 @@ static inline void preempt_begin_as(const char *const *settings)
 	UNTIL(STORAGE->p);
 	UNTIL(storage_ready());
 }
-#define preempt_begin(...)                                                                    \
-	preempt_begin_as((const char *const[]){"storage=storage", "kv_blocks=21", VARIANT,        \
-	                                       "growth_ratio=0", "growth_ratio_min=0",            \
-	                                       "storage_read=always", "output_caching=false",     \
-	                                       "preempt_wait_ms=60000", "restore_wait_ms=600000", \
-	                                       ##__VA_ARGS__, NULL})
+#define preempt_begin(...)                                                                  \
+	preempt_begin_as((const char *const[]){"storage=storage", "kv_blocks=21", VARIANT,      \
+	                                       "growth_ratio=0", "storage_read=always",         \
+	                                       "output_caching=false", "preempt_wait_ms=60000", \
+	                                       "restore_wait_ms=600000", ##__VA_ARGS__, NULL})
 
 static inline void preempt_end(void)
 {

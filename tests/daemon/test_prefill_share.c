@@ -192,24 +192,6 @@ TEST_LOOP(test_many_of_one, 0, 2)
 	world_end();
 }
 
-TEST(test_off)
-{
-	world_begin("kv_blocks=64", "share_running_prefix=false");
-	uint64_t a, b;
-	struct transfer first = half_way(&a, &b);
-	daemon_go_on();
-	const Pds__FirstToken *f = first_token(b);
-	const uint32_t token = f->token->id;
-	ck_assert_uint_lt(f->timing->cached_tokens, SHARED);
-	struct transfer second = transfer_of(b);
-	first_token(a);
-	ck_assert_uint_eq(metric("prefix_shares_total"), 0);
-	finish(D1, a, &first);
-	finish(D2, b, &second);
-	as_alone(b, token);
-	world_end();
-}
-
 /* Prompt logprobs need every token's row: such a prompt shares nothing, and may be a source. */
 TEST(test_logprobs_share_nothing)
 {

@@ -54,9 +54,9 @@ static void storage_start(void)
 	storage_pid = vfork();
 	if (storage_pid == 0) {
 		execl("/proc/self/exe", "pdstoraged", "-o", rundir, "-o", memory, "-o",
-		      "memory_eviction=write_through", "-o", "memory_write_through_after=0", "-o",
-		      disk_path, "-o", "disk_mb=512", "-o", "threads=2", "-o", "log_level=error",
-		      "--die-with-parent", parent, (char *)NULL);
+		      "memory_eviction=write_through", "-o", "write_through_after=0", "-o", disk_path, "-o",
+		      "disk_mb=512", "-o", "threads=2", "-o", "log_level=error", "--die-with-parent",
+		      parent, (char *)NULL);
 		_exit(127);
 	}
 	ck_assert_int_gt(storage_pid, 0);

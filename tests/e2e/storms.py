@@ -15,7 +15,7 @@ class Scale:
     def __init__(self, model, prompts, answer, block_tokens):
         self.model, self.prompts, self.answer = model, prompts, answer
         longest = max(len(p) for p in prompts) + answer
-        self.worker = {"block_tokens": block_tokens, "growth_ratio": 0.0, "growth_ratio_min": 0.0, "storage_read": "always"}
+        self.worker = {"block_tokens": block_tokens, "growth_ratio": 0.0, "storage_read": "always"}
         self.blocks = POOL * -(-longest // block_tokens)
         self.want = None
 

@@ -162,7 +162,7 @@ def circles(tmp_path_factory):
         return model, bodies + ends, want + asked_together(s, ends)
 
 
-@pytest.mark.parametrize("more", [{"tensor_parallel": 2}, {"kv_blocks": 12, "growth_ratio": 0.0, "growth_ratio_min": 0.0, "max_sequences": 3, "spec_ngram_min": 1}])
+@pytest.mark.parametrize("more", [{"tensor_parallel": 2}, {"kv_blocks": 12, "growth_ratio": 0.0, "max_sequences": 3, "spec_ngram_min": 1}])
 def test_drafts_of_the_device(circles, more):
     """Steps overlap, and what the device drafts changes nothing, in two processes or with so few blocks that sequences lose theirs. Until enough was drafted: how much
     that is depends on what rows seem to cost."""

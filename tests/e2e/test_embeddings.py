@@ -256,7 +256,7 @@ def test_small_pool(exact):
 
 def test_preempted(exact):
     """On a mixed worker sequences that grow take an embedding's blocks away, or wait for them: a mean begins again."""
-    worker = {**WORKER, "kv_blocks": 24, "max_batched_tokens": 16, "prefill_chunk_tokens": 8, "growth_ratio": 0.0, "growth_ratio_min": 0.0}
+    worker = {**WORKER, "kv_blocks": 24, "max_batched_tokens": 16, "prefill_chunk_tokens": 8, "growth_ratio": 0.0}
     with Suite("mixed", TINY_MODEL, worker=worker) as s:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             for i in range(60):          # until the sequences grow while it is being computed

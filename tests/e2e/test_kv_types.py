@@ -72,7 +72,7 @@ def test_stored_blocks_do_not_mix(tiny_model, want, kv_type, other):
     """Storage, in memory and on disk, has the blocks of a worker that comes back with another type, which finds none; and with the first, which finds them."""
     disk = tempfile.mkdtemp(prefix="pdserve-test-kv-")
     try:
-        storage = {"memory_mb": 16, "memory_eviction": "write_through", "memory_write_through_after": 0, "disk_path": disk + "/blocks", "disk_mb": 64}
+        storage = {"memory_mb": 16, "memory_eviction": "write_through", "write_through_after": 0, "disk_path": disk + "/blocks", "disk_mb": 64}
         with Suite("mixed", tiny_model, worker=worker(kv_type), storage=storage) as s:
             assert answers(s) == want[kv_type]
             blocks = sum((len(p) - 1) // 16 for p in PROMPTS)

@@ -113,19 +113,19 @@ def test_second_turn_goes_to_its_blocks(fleet):
 def test_burst_with_one_prefix(fleet):
     """Requests that come before the first of them is computed go where it went, as long as that is worth the wait."""
     s = fleet
-    set_router(s, prefill_policy="kv_aware", kv_load_weight=0.0, kv_predict_ms=600000)
+    set_router(s, prefill_policy="kv_aware", kv_load_weight=0.0)
     prefix = ids(900, 200)
     n = len(events(s, "submitted"))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: post(s, prefix + ids(1000 + i, 10)), range(8)))
     assert len({e["prefill"] for e in events(s, "submitted")[n:]}) == 1
-    set_router(s, kv_load_weight=0.5, kv_predict_ms=5000)
+    set_router(s, kv_load_weight=0.5)
 
 
 @pytest.mark.parametrize("policy", ["kv_aware", "least_tokens", "least_requests", "power_of_two", "round_robin", "random", "session_affinity"])
 def test_each_policy_serves(fleet, policy):
     s = fleet
-    set_router(s, prefill_policy=policy, decode_policy=policy, policy_seed=7)
+    set_router(s, prefill_policy=policy, decode_policy=policy)
     n = len(events(s, "submitted"))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         got = list(pool.map(lambda i: post(s, ids(5000 + i % 3, 50), {"X-Session-Id": f"s{i}"})[:2], range(16)))
@@ -141,7 +141,7 @@ def test_each_policy_serves(fleet, policy):
 
 def test_sessions(fleet):
     s = fleet
-    set_router(s, prefill_policy="session_affinity", decode_policy="session_affinity", session_overload=1000.0)
+    set_router(s, prefill_policy="session_affinity", decode_policy="session_affinity")
     home = {}
     for i in range(12):
         home[i] = went(s, ids(7000 + i, 20), {"X-Session-Id": f"client {i}"})[1:]

@@ -122,7 +122,7 @@ def test_after_preemption(model, layout):
     prompts, n = [PROMPTS[18][: 200 + 40 * i] for i in range(8 if FULL else 5)], 150 if FULL else 48
     with Suite("mixed", model) as s:
         want = [answer(s, p, n) for p in prompts]
-    with Suite(layout, model, decode={"kv_blocks": 12 if FULL else 6, "growth_ratio": 0.0, "growth_ratio_min": 0.0}) as s:
+    with Suite(layout, model, decode={"kv_blocks": 12 if FULL else 6, "growth_ratio": 0.0}) as s:
         got, errors = [None] * len(prompts), []
 
         def one(i):

@@ -255,7 +255,7 @@ def all_at_once(s, asked):
 
 def test_same_answers_after_preemption(tiny_model, want):
     """Until somebody was preempted: the threads of a client on a busy machine may ask one after the other."""
-    few = {"kv_blocks": 12, "growth_ratio": 0.0, "growth_ratio_min": 0.0}
+    few = {"kv_blocks": 12, "growth_ratio": 0.0}
     with Suite("mixed", tiny_model, router={"model": ""}, worker=few) as s:
         for _ in range(20):
             assert all_at_once(s, requests() * 3) == want * 3

@@ -64,7 +64,7 @@ def test_preempted_and_resumed():
     sim = {"base": "small", "check": "always", "time_scale": 0.1}
     with Suite(layout="mixed", sim=sim) as s:
         want = [s.tokens(p, n=300) for p in prompts]
-    with Suite(layout="1p1d", sim=sim, decode={"kv_blocks": 40, "growth_ratio": 0.0, "growth_ratio_min": 0.0}) as s:
+    with Suite(layout="1p1d", sim=sim, decode={"kv_blocks": 40, "growth_ratio": 0.0}) as s:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             for _ in range(20):              # until they were there at once
                 assert list(pool.map(lambda p: s.tokens(p, n=300), prompts)) == want
@@ -166,8 +166,7 @@ def test_steps_that_overlap():
     with Suite(layout="mixed", sim=sim, worker={"overlap_steps": False}) as s:
         want = said(s, requests, 1)
     assert {reason for _, reason, *_ in want} == {"stop", "length"}
-    with Suite(layout="mixed", sim=sim, worker={"kv_blocks": 40, "max_batched_tokens": 128, "prefill_chunk_tokens": 48, "growth_ratio": 0.0,
-                                                "growth_ratio_min": 0.0}) as s:
+    with Suite(layout="mixed", sim=sim, worker={"kv_blocks": 40, "max_batched_tokens": 128, "prefill_chunk_tokens": 48, "growth_ratio": 0.0}) as s:
         for turn in range(10):
             given_up = [s.stream("/v1/completions", {"prompt": prompt(900 + i, 70), "max_tokens": 440, "ignore_eos": True}) for i in range(3)]
             first = [next(g) for g in given_up]

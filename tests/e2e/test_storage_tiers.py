@@ -58,7 +58,7 @@ def same_answers(s, wanted):
 
 
 def test_disk_outlives_storage_and_workers(tiny_model, wanted, disk):
-    storage = {"memory_mb": 16, "memory_eviction": "write_through", "memory_write_through_after": 0, "disk_path": disk, "disk_mb": 64}
+    storage = {"memory_mb": 16, "memory_eviction": "write_through", "write_through_after": 0, "disk_path": disk, "disk_mb": 64}
     with Suite("1p1d", tiny_model, worker=WORKER, storage=storage) as s:
         same_answers(s, wanted)
         s.quiet()
@@ -80,7 +80,7 @@ def test_disk_outlives_storage_and_workers(tiny_model, wanted, disk):
 
 
 def test_pdctl(tiny_model, wanted, disk):
-    with Suite("1p1d", tiny_model, worker=WORKER, storage={"memory_mb": 16, "memory_eviction": "write_through", "memory_write_through_after": 0,
+    with Suite("1p1d", tiny_model, worker=WORKER, storage={"memory_mb": 16, "memory_eviction": "write_through", "write_through_after": 0,
                                                            "disk_path": disk, "disk_mb": 64}) as s:
         same_answers(s, wanted)
         s.quiet()
@@ -112,7 +112,7 @@ def test_sighup(tiny_model, wanted, disk):
         same_answers(s, wanted)
         assert tiers(s)["disk"]["blocks"] == 0
         until(lambda: tiers(s)["memory"]["blocks"] > 20, lambda: tiers(s))
-        set_conf(s, memory_mb=1, disk_mb=32, memory_eviction="offload", memory_offload_percent=50)
+        set_conf(s, memory_mb=1, disk_mb=32, memory_eviction="offload", offload_percent=50)
         until(lambda: tiers(s)["memory"]["capacity_bytes"] == 1 << 20 and tiers(s)["disk"]["capacity_bytes"] == 32 << 20, lambda: tiers(s))
         until(lambda: tiers(s)["memory"]["bytes"] <= 1 << 20, lambda: tiers(s))
         until(lambda: tiers(s)["disk"]["blocks"] > 0, lambda: tiers(s))

@@ -61,7 +61,7 @@ def suite(layout="1p1d", worker=None, **storage):
 
 
 def on_disk(folder, mb=64):
-    return {"disk_path": os.path.join(folder, "blocks"), "disk_mb": mb, "disk_segment_mb": 1}
+    return {"disk_path": os.path.join(folder, "blocks"), "disk_mb": mb}
 
 
 def tier(s, name):
@@ -129,7 +129,7 @@ def test_one_tier(want, folder, redis, name):
 
 def test_stack(want_large, folder, redis):
     """Each tier too small for all: what one has no room for is copied to the next, and found there."""
-    conf = {"memory_mb": 1, "memory_eviction": "offload", "memory_offload_percent": 50, "disk_eviction": "offload", "redis": redis}
+    conf = {"memory_mb": 1, "memory_eviction": "offload", "offload_percent": 50, "disk_eviction": "offload", "redis": redis}
     with suite(worker=LARGE_WORKER, **conf, **on_disk(folder, 2)) as s:
 
         def all_hit():
@@ -176,7 +176,7 @@ def test_two_workers_store_a_block_once(want):
 
 
 def test_flush(want, folder):
-    with suite(memory_mb=64, memory_eviction="write_through", memory_write_through_after=0, **on_disk(folder)) as s:
+    with suite(memory_mb=64, memory_eviction="write_through", write_through_after=0, **on_disk(folder)) as s:
         fill(s, want, "memory")
         fill(s, want, "disk")
         assert s.ctl("storage", "flush", "memory")["blocks"] > 0

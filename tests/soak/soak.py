@@ -215,8 +215,8 @@ def suite_of(a):
     storage, router = {"memory_mb": a.storage_mb}, {"request_timeout_ms": int(a.limit * 1000)}
     if not a.tiers:
         return Suite(a.layout, a.model, worker={"kv_memory_mb": a.kv_mb, **worker}, prefill={"kv_memory_mb": max(1, a.kv_mb // 4)}, storage=storage, router=router)
-    storage.update(memory_eviction="offload", memory_offload_percent=30, disk_path=a.disk, disk_mb=a.disk_mb, redis=a.redis.address)
-    worker.update(kv_memory_mb=a.kv_mb, block_tokens=BLOCK, growth_ratio=0.0, growth_ratio_min=0.0, storage_read="always")
+    storage.update(memory_eviction="offload", offload_percent=30, disk_path=a.disk, disk_mb=a.disk_mb, redis=a.redis.address)
+    worker.update(kv_memory_mb=a.kv_mb, block_tokens=BLOCK, growth_ratio=0.0, storage_read="always")
     pools = {kind: {"kv_blocks": n} for kind, n in POOL.items()}
     return Suite(a.layout, a.model, worker=worker, prefill=pools["prefill"], decode=pools["decode" if "p" in a.layout else "mixed"], storage=storage, router=router)
 

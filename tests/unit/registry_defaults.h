@@ -4,6 +4,8 @@
 #include "daemons/router/router.h"
 #include "util/check.h"
 
+#include <string.h>
+
 /* A registry as the router's keys have it by default. */
 static inline void registry_defaults(struct registry *g, uint64_t stuck_us)
 {
@@ -15,8 +17,10 @@ static inline void registry_defaults(struct registry *g, uint64_t stuck_us)
 	conf_fill(c, router_keys, &values);
 	conf_destroy(&c);
 	registry_init(g, stuck_us);
-	g->policy = values.policy;
-	g->breaker = values.breaker;
+	memcpy(g->policy.policy, values.policy, sizeof values.policy);
+	g->policy.kv_load_weight = values.kv_load_weight;
+	g->breaker.error_pct = values.breaker_error_pct;
+	g->breaker.open_us = values.breaker_open_us;
 	registry_set_index_max(g, values.index_entries_max);
 }
 

@@ -357,10 +357,7 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	w->r.model = &w->model;
 	w->r.conf = (struct router_conf){.max_requests = 4096,
 	                                 .max_choices = 128,
-	                                 .embedding_inputs_max = 2048,
-	                                 .retry_after_s = 1,
 	                                 .request_timeout_us = 60000000,
-	                                 .text_inline_bytes = 4096,
 	                                 .request_memory_bytes = 64u << 20,
 	                                 .http.out_bytes_max = out_bytes_max};
 	w->r.memory.size = 128u << 20;

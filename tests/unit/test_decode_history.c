@@ -34,7 +34,7 @@ static void begin(uint32_t history_tokens, uint32_t histories)
 	seed = 3;
 	info.history_tokens = history_tokens;
 	w = (struct worker){.info = &info};
-	drafts = (struct drafts){.ngram_min = 2, .tokens_max = DRAFTED_MAX, .unused = unused};
+	drafts = (struct drafts){.ngram_min = 2, .unused = unused};
 	for (n_histories = 0; n_histories < histories; n_histories++)
 		unused[drafts.n_unused++] = n_histories + 1;
 	memset(&b, 0, sizeof b);

@@ -170,6 +170,8 @@ TEST_LOOP(ids_beyond_the_tokenizer_without_workers, 0, 3)
 	world_free(w);
 }
 
+static uint64_t no_room_us;
+
 static void no_room(struct world *w)
 {
 	struct attempt *s = list_entry(w->r.attempts.live.next, struct attempt, by_deadline);
@@ -178,7 +180,7 @@ static void no_room(struct world *w)
 	m.fault = PDS__FAULT__FAULT_OVERLOADED;
 	m.text = (char *)"the table is full";
 	m.retry = 1;
-	m.retry_after_us = 6200000;
+	m.retry_after_us = no_room_us;
 	attempts_failed(&w->r.attempts, w->p, &head, &m);
 }
 
@@ -187,12 +189,12 @@ static void no_room(struct world *w)
 TEST_LOOP(retry_after_of_a_worker, 0, 2)
 {
 	static const struct {
-		uint32_t max_s;
+		uint64_t told_us;
 		const char *want;
-	} rows[] = {{60, "Retry-After: 7\r\n"}, {5, "Retry-After: 5\r\n"}};
+	} rows[] = {{6200000, "Retry-After: 7\r\n"}, {61000000, "Retry-After: 60\r\n"}};
 	struct world *w = world_new(NULL, 1u << 20);
 	w->r.conf.request_timeout_us = 5000000;
-	w->r.conf.retry_after_max_s = rows[_i].max_s;
+	no_room_us = rows[_i].told_us;
 	w->mute = 1;
 	when_all_wait(w, no_room);
 	char *out = ask(w, "/v1/completions", "{\"prompt\":[1,2,3]}");

@@ -285,7 +285,6 @@ TEST_LOOP(each_large_allocation_fails, 0, sizeof requests / sizeof *requests)
 	unsigned k = 0, by_status[600] = {0}, cut = 0;
 	buf_init(&body, 0);
 	requests[_i].body(&body);
-	w->r.conf.text_inline_bytes = 4096;
 	for (;; k++) {
 		struct asking a = {.path = requests[_i].path, .body = &body};
 		atomic_store(&failed, 0);

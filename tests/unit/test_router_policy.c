@@ -209,7 +209,7 @@ TEST(sessions_give_way)
 	for (int i = 0; i < 3; i++)
 		m[i]->tokens_in_flight = m[i] == w ? 1900 : 700; /* 1900 is less than 2 * 1100 */
 	ck_assert_ptr_eq(session_goes_to(&g, 5), w);
-	g.policy.session_overload = 1.5;
+	w->tokens_in_flight = 2900; /* which is more than 2 * 1433 */
 	ck_assert_ptr_ne(session_goes_to(&g, 5), w);
 	ck_assert_uint_eq(g.placed[PLACE_PREFILL][POLICY_SESSION][PLACE_SESSION], 3);
 	ck_assert_uint_eq(g.placed[PLACE_PREFILL][POLICY_SESSION][PLACE_OVERLOADED], 2);

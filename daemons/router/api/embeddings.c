@@ -67,8 +67,7 @@ int api_embeddings_prepare(struct request_prepare *q, const json_t *o)
 		return api_bad(&q->error, "input", "input is required");
 	if (json_is_array(v) && !json_is_integer(json_array_get(v, 0)) &&
 	    (n == 0 || n > q->embed.inputs_max))
-		return api_bad(&q->error, "input",
-		               "input has %zu items; it must have 1 to %u (max_embedding_inputs)", n,
+		return api_bad(&q->error, "input", "input has %zu items; it must have 1 to %u", n,
 		               q->embed.inputs_max);
 	if (prompts_read(q, v, "input") < 0 || prompt_check_lengths(q, "input") < 0)
 		return -1;

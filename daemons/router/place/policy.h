@@ -24,14 +24,12 @@
  *   workers and takes the one with fewer tokens in flight. round_robin: the one chosen longest ago.
  *   random: any.
  *   session_affinity: rendezvous hashing of the session's key over the workers' names, so that a
- *       worker that comes or goes moves only its own sessions. The policy session_fallback is used
- *       for requests without a key, and when that worker has more tokens in flight than
- *       session_overload times the larger of the workers' mean (this request included) and this
- *       request.
+ *       worker that comes or goes moves only its own sessions. kv_aware is used for requests
+ *       without a key, and when that worker has more tokens in flight than twice the larger of the
+ *       workers' mean (this request included) and this request.
  *
  * Among equal costs, a decode worker of the prefill worker's site is taken, and of several the
- * one chosen longest ago. Random numbers come from one generator: equal seeds give equal
- * choices. */
+ * one chosen longest ago. Random numbers come from one generator. */
 #ifndef ROUTER_POLICY_H
 #define ROUTER_POLICY_H
 
@@ -82,7 +80,6 @@ enum {
 };
 #define POLICY_CHOICES \
 	"kv_aware|least_tokens|least_requests|power_of_two|round_robin|random|session_affinity"
-#define POLICY_CHOICES_LOAD "kv_aware|least_tokens|least_requests|power_of_two|round_robin|random"
 
 /* Cost of a sequence at a decode worker, in tokens, on top of its context and the new one's: a
  * step's time has a part that is the sequence's, however short it is. */

@@ -17,9 +17,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What no operator knows better. Sending a token's KV takes a tenth of computing it, as a rough
+ * guess for any network that is fit for it. A worker reports what it has computed within a step or
+ * two, and what it has not reported after seconds will not come. A session stays where its KV is
+ * while that worker has at most twice the others' load: to compute the KV again costs as much. */
+static const struct policy_opts fixed_policy = {.kv_transfer_weight = 0.1,
+                                                .kv_predict_us = 5000000,
+                                                .session_fallback = POLICY_KV_AWARE,
+                                                .session_overload = 2};
+/* Ten outcomes, since of fewer one failure would be a large share; half a minute, since a worker
+ * that failed longer ago may have been repaired. */
+static const struct breaker_opts fixed_breaker = {.min_requests = 10, .window_us = 30000000};
+
 void registry_init(struct registry *g, uint64_t stuck_us)
 {
 	memset(g, 0, sizeof *g);
+	g->policy = fixed_policy;
+	g->breaker = fixed_breaker;
 	list_init(&g->workers);
 	g->stuck_us = stuck_us;
 	randombytes_buf(&g->draw, sizeof g->draw);

@@ -106,7 +106,7 @@ struct registry {
 	double answer_tokens; /* mean length of recent answers; 0: none yet */
 };
 
-/* Its owner sets policy, breaker and index_entries_max. */
+/* Its owner sets index_entries_max, and of policy and breaker what is configured. */
 void registry_init(struct registry *g, uint64_t stuck_us);
 void registry_fini(struct registry *g);
 /* May a worker be admitted? 0, else *reason names what does not match, with both values. vocab_min:

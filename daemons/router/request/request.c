@@ -27,6 +27,9 @@
 #define ANSWER_BYTES (sizeof(struct answer) + sizeof(struct attempt) + ANSWER_IDS_BYTES)
 /* limit of router.out, far more than one step writes */
 #define OUT_MAX (64u << 20)
+/* Bodies up to this size are handled on the event loop: they take less than a thread's wake-up. */
+#define TEXT_INLINE_BYTES 4096u
+#define EMBEDDING_INPUTS_MAX 2048u /* OpenAI's limit: clients split their batches by it */
 
 /* Passes the event to the state, and enters states until one stays. Then the request may be
  * gone. */
@@ -298,7 +301,7 @@ static enum request_state step_begin(struct request *q, enum request_event e)
 	struct request_prepare *p = &q->prep;
 	CHECK(e == REQUEST_ON_ENTER);
 	if (!p->error.status &&
-	    (p->is_gzip || p->body.len > q->r->conf.text_inline_bytes || request_parse_is_slow(p))) {
+	    (p->is_gzip || p->body.len > TEXT_INLINE_BYTES || request_parse_is_slow(p))) {
 		if (text_pool_put(q->r->text, &q->caller->text, &q->job, p->body.len) == 0)
 			return REQUEST_IN_POOL;
 		api_fault(&p->error, 429, "too many long prompts wait to be tokenized");
@@ -634,7 +637,7 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 		p->context = shortest_context(r, p->prompt_max);
 		p->embed = (struct embed_params){.hidden = registry_hidden(&r->registry),
 		                                 .never = registry_never_embeds(&r->registry),
-		                                 .inputs_max = r->conf.embedding_inputs_max,
+		                                 .inputs_max = EMBEDDING_INPUTS_MAX,
 		                                 .pooling = r->conf.embeds_mean
 		                                                ? PDS__POOLING__POOLING_MEAN
 		                                                : PDS__POOLING__POOLING_LAST};

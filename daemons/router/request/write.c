@@ -14,6 +14,11 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Of Retry-After, which follows from the backlog and the measured rates: these only keep a client
+ * from coming back at once, and from giving up because of a guess. */
+#define RETRY_AFTER_MIN_S 1u
+#define RETRY_AFTER_MAX_S 60u
+
 #define STEP_BYTES 32768u         /* of one step */
 #define COMPLETE_BYTES STEP_BYTES /* of an answer that is written at once, with its length */
 #define UNSENT_MAX 65536u         /* not yet taken by the client: the next step waits */
@@ -26,14 +31,14 @@
 
 uint32_t router_retry_after_s(const struct router *r)
 {
-	return registry_retry_after_s(&r->registry, r->attempts.queued_tokens, r->conf.retry_after_s,
-	                              r->conf.retry_after_max_s);
+	return registry_retry_after_s(&r->registry, r->attempts.queued_tokens, RETRY_AFTER_MIN_S,
+	                              RETRY_AFTER_MAX_S);
 }
 
 void router_error_headers(struct router *r, const struct api_error *e, char *out, size_t size)
 {
-	uint32_t s = router_retry_after_s(r), most_s = r->conf.retry_after_max_s;
-	uint32_t least_s = e->retry_after_s < most_s ? e->retry_after_s : most_s;
+	uint32_t s = router_retry_after_s(r),
+			 least_s = e->retry_after_s < RETRY_AFTER_MAX_S ? e->retry_after_s : RETRY_AFTER_MAX_S;
 	s = e->by_key ? e->retry_after_s : s > least_s ? s : least_s;
 	out[0] = 0;
 	if (e->status == 429 || e->status == 503)

@@ -111,6 +111,7 @@ struct batch_step {
  * preemption costs a prompt computed again and raises it at once, as much as fifty steps without
  * one lower it. */
 #define GROWTH_RISE 0.05
+#define GROWTH_MIN 0.02 /* above 0 each sequence keeps at least one block */
 #define GROWTH_STEP 0.001
 /* Growth counted for one sequence at most: a client that allows 100,000 tokens seldom gets them,
  * and would keep the room of twenty others. */

@@ -37,7 +37,7 @@ struct sequence_drafts {
 
 struct drafts {
 	int is_on;
-	uint32_t tokens_max, ngram_min;
+	uint32_t ngram_min;
 	struct spec_cost cost;
 	_Atomic uint32_t shown_us[SHOWN]; /* of `cost`, for other threads; 0: nothing was measured */
 	struct spec_want *want;           /* (max_sequences) of this step */
@@ -59,7 +59,6 @@ struct drafts *drafts_new(const struct batcher *b)
 	struct worker *w = b->w;
 	struct drafts *s = mem_zalloc(sizeof *s);
 	s->is_on = b->config.drafts;
-	s->tokens_max = w->conf.spec_tokens_max;
 	s->ngram_min = w->conf.spec_ngram_min;
 	s->want = mem_array(w->conf.max_sequences, sizeof *s->want);
 	s->wanting = mem_array(w->conf.max_sequences, sizeof *s->wanting);
@@ -69,7 +68,7 @@ struct drafts *drafts_new(const struct batcher *b)
 		s->n_unused++;
 	}
 	if (s->is_on)
-		log_notice("speculative", "proposer=ngram tokens_max=%u ngram_min=%u", s->tokens_max,
+		log_notice("speculative", "proposer=ngram tokens_max=%u ngram_min=%u", WORKER_DRAFT_TOKENS,
 		           s->ngram_min);
 	return s;
 }
@@ -109,7 +108,7 @@ static struct sequence_drafts *sequence_drafts_new(const struct drafts *s)
 {
 	struct sequence_drafts *sd = mem_zalloc(sizeof *sd);
 	sd->index = ngram_new(s->ngram_min);
-	spec_record_init(&sd->record, s->tokens_max);
+	spec_record_init(&sd->record, WORKER_DRAFT_TOKENS);
 	return sd;
 }
 
@@ -259,7 +258,7 @@ void drafts_learn(struct batcher *b, struct run *r, uint32_t drafted, uint32_t r
 	spec_record_step(&sd->record);
 	if (!drafted || !sd->match)
 		return; /* the device found nothing, either, and has repeated a token */
-	spec_record_draft(&sd->record, sd->match, drafted, right, b->own.drafts->tokens_max);
+	spec_record_draft(&sd->record, sd->match, drafted, right, WORKER_DRAFT_TOKENS);
 	r->drafted += drafted;
 	r->accepted += right;
 	stats->spec_drafts++;
