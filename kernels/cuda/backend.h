@@ -42,7 +42,9 @@ struct kern_device {
 	int wgmma;
 	const char
 		*no_wgmma; /* why it is not used, for kern_info.kernels; "": it is, or there is none */
-	int hangs;     /* the self-test has not ended: nothing more is asked of the device, nor freed */
+	/* work of the device does not end (cuda_hang): nothing more is asked of it, and nothing that it
+	 * may use is freed */
+	int hangs;
 	/* for the self-test: attention_prefill.cu also where it does not pay; least chunks of an item
 	 * of attention_decode.cu */
 	int prefill_always;
@@ -87,8 +89,14 @@ int cuda_fail(struct kern_device *dev, int code, const char *fmt, ...)
  * runtime's message". Errors from which the device cannot recover are remembered. */
 int cuda_check(struct kern_device *dev, cudaError_t rc, const char *doing);
 int cuda_check_driver(struct kern_device *dev, CUresult rc, const char *doing);
-/* Makes it the calling thread's device. */
+/* Makes it the calling thread's device. KERN_ELOST if the device hangs. */
 int cuda_choose(struct kern_device *dev);
+uint64_t cuda_now_ns(void);
+/* Polls until the stream is empty, for at most limit_ns: then cudaErrorNotReady. */
+cudaError_t cuda_drain(cudaStream_t stream, uint64_t limit_ns);
+/* Gives up a device whose work does not end, with the current text as the reason. Its memory stays
+ * allocated until the process ends, because the driver would wait for the work to free it. */
+void cuda_hang(struct kern_device *dev);
 /* The driver function of that name. The object is not linked to the driver, so that it loads on
  * machines without one. */
 void *cuda_driver(const char *name);
@@ -187,7 +195,8 @@ struct cuda_peers {
 	struct cuda_window *window;        /* the latest first */
 	struct kern_mem fault_mem, broken; /* PINNED; broken: the page of kern_group.broken */
 	const uint32_t *broken_at;         /* kern_group.broken on the device; NULL: none */
-	/* pinned: why a collective has failed; kernels store it, on the device: fault_mem.dev */
+	/* pinned: why a collective has failed; stored by kernels, on the device: fault_mem.dev, or by
+	 * peers_break */
 	volatile uint32_t *fault;
 };
 
@@ -195,6 +204,8 @@ int peers_open(struct kern_device *dev);
 void peers_close(struct kern_device *dev);
 /* Returns KERN_EDEVICE and a text if a collective has failed; KERN_OK also without a group. */
 int peers_check(struct kern_device *dev);
+/* Ends the waits of this device's collectives, and skips later ones; no-op without a group. */
+void peers_break(struct kern_device *dev);
 int peers_mem_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem);
 void peers_mem_free(struct kern_device *dev, kern_ptr at);
 /* The window in which all of [at, at + bytes) lies; NULL: none. bytes 0: any */
@@ -246,7 +257,8 @@ void nccl_close(struct nccl **n);
  * one launches it as well. */
 int nccl_launch(struct kern_device *dev, const struct nccl_call *call, cudaStream_t stream);
 /* Waits for the event, or, if that is NULL, for the stream, as long as group and pipeline are
- * intact. An error leaves the stream empty, and the communicators cannot be used any more. */
+ * intact. After an error the communicators cannot be used any more, and the stream is empty unless
+ * the device hangs. */
 int nccl_wait(struct kern_device *dev, cudaEvent_t event, cudaStream_t stream);
 /* KERN_EDEVICE and the reason if communicators cannot be used any more; KERN_OK also without. */
 int nccl_check(struct kern_device *dev);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 _Static_assert(offsetof(struct kern_weight, k) == offsetof(struct kern_matrices, k),
@@ -76,7 +77,32 @@ int cuda_check_driver(struct kern_device *dev, CUresult rc, const char *doing)
 
 int cuda_choose(struct kern_device *dev)
 {
-	return cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+	return dev->hangs ? cuda_fail(dev, KERN_ELOST, "%s", dev->broken)
+	                  : cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+}
+
+uint64_t cuda_now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+cudaError_t cuda_drain(cudaStream_t stream, uint64_t limit_ns)
+{
+	const struct timespec pause = {.tv_nsec = 100000};
+	uint64_t until_ns = cuda_now_ns() + limit_ns;
+	cudaError_t state;
+	while ((state = cudaStreamQuery(stream)) == cudaErrorNotReady && cuda_now_ns() < until_ns)
+		nanosleep(&pause, NULL);
+	cudaGetLastError();
+	return state;
+}
+
+void cuda_hang(struct kern_device *dev)
+{
+	dev->hangs = 1;
+	snprintf(dev->broken, sizeof dev->broken, "%.299s", dev->error);
 }
 
 void *cuda_driver(const char *name)
@@ -310,11 +336,11 @@ void cuda_stream_destroy(struct kern_stream **sp)
 	struct kern_stream *s = *sp;
 	if (!s)
 		return;
-	if (s->stream) {
+	if (s->stream)
 		cuda_wait(s, 0);
+	if (s->stream && !s->dev->hangs)
 		cudaStreamDestroy(s->stream);
-	}
-	for (int i = 0; i < KERN_FLIGHTS; i++) {
+	for (int i = 0; i < KERN_FLIGHTS && !s->dev->hangs; i++) {
 		if (s->begin[i])
 			cudaEventDestroy(s->begin[i]);
 		if (s->end[i])

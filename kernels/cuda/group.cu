@@ -7,8 +7,8 @@
  * Only the last block to finish copying tells and waits, so a grid may be larger than what the
  * device runs at once; and the kernel after it is launched only when it is done, because blocks
  * that wait for it would take room that a rank on the same device may need. The wait ends when the
- * group is broken or a rank is late; the device then skips the copies and waits of all later
- * collectives of this memory, and `sync` reports it (peers_check).
+ * group is broken, a rank is late, or the host has given up (peers_break); the device then skips the
+ * copies and waits of all later collectives of this memory, and `sync` reports it (peers_check).
  *
  * With a copy in host memory (staged), ranks write to that one, and a second kernel reads from
  * it. */
@@ -160,10 +160,14 @@ static __device__ bool await(const struct group_args &a, uint32_t r, uint32_t nu
 		}
 		uint64_t now = clock_ns();
 		begun = begun ? begun : now;
-		bool broken = a.broken && load_acquire_system(a.broken);
-		if (!broken && now - begun < a.limit_ns)
+		uint32_t fault = load_acquire_system(a.fault); /* the host's, or of another rank */
+		if (!fault && a.broken && load_acquire_system(a.broken))
+			fault = FAULT_BROKEN;
+		else if (!fault && now - begun >= a.limit_ns)
+			fault = FAULT_LATE + r;
+		if (!fault)
 			continue;
-		store_release_system(a.fault, broken ? (uint32_t)FAULT_BROKEN : FAULT_LATE + r);
+		store_release_system(a.fault, fault);
 		return false;
 	}
 }

@@ -365,8 +365,9 @@ int cuda_mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_
 
 void cuda_mem_free(struct kern_device *dev, struct kern_mem *mem)
 {
+	enum cuda_own own = (enum cuda_own)(uintptr_t)mem->own;
 	cudaSetDevice(dev->index);
-	switch ((enum cuda_own)(uintptr_t)mem->own) {
+	switch (dev->hangs ? OWN_NOTHING : own) {
 	case OWN_DEVICE: cudaFree((void *)mem->dev.v); break;
 	case OWN_HOST: cudaFreeHost(mem->host); break;
 	case OWN_SHARED: cuda_shared_unmap(dev->index, mem->dev.v, mem->bytes); break;

@@ -5,8 +5,9 @@
  * The library is loaded when a device needs it, and stays loaded. There is a communicator of the
  * group's ranks and one of the same rank of every stage; their unique ids are exchanged as
  * descriptors are. Communicators are non-blocking: each call returns at once and is waited for
- * here, so that a rank or a stage that has died or does not come ends the wait. What the device has
- * begun then ends with the communicators (nccl_wait), which no call uses any more. */
+ * here, so that a rank or a stage that has died or is late ends the wait. Then the communicators are
+ * aborted, which ends what the device has begun, and every later call returns the reason. A device
+ * that has not ended its work ABORT_NS later is given up (cuda_hang). So every wait has a limit. */
 #include "kernels/cuda/nccl_api.h"
 #include "kernels/cuda/backend.h"
 
@@ -14,11 +15,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define LIBRARY "libnccl.so.2"
 /* A collective of our own names the rank that it misses (group.cu), so its limit comes first. */
 #define LATER_NS 500000000u
+/* How long the device may take to end what was aborted. */
+#define ABORT_NS 500000000u
 /* Making a communicator, and the first transfer with a stage, in limits of a step: others may still
  * load their libraries or their weights. */
 #define OPEN_LIMITS 5u
@@ -77,13 +79,6 @@ static void api_find(void)
 
 /* --- waiting ------------------------------------------------------------- */
 
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* How long a step may wait for others: as long as the more patient of its two kinds. */
 static unsigned limit_s(const struct kern_device *dev)
 {
@@ -105,11 +100,13 @@ static int is_set(const uint32_t *broken)
 /* Whether to end a wait that may last until then; sets the error. */
 static int give_up(struct kern_device *dev, uint64_t until_ns, const char *doing)
 {
+	if (peers_check(dev))
+		return 1; /* names the rank */
 	if (is_set(dev->group.broken))
 		cuda_fail(dev, KERN_EDEVICE, "the group of ranks is broken");
 	else if (is_set(dev->pipe.broken))
 		cuda_fail(dev, KERN_EDEVICE, "the pipeline of stages is broken");
-	else if (now_ns() >= until_ns)
+	else if (cuda_now_ns() >= until_ns)
 		cuda_fail(dev, KERN_EDEVICE,
 		          "%s has not ended in time (the limit of a step is %u s): %s is late or has "
 		          "stopped",
@@ -128,9 +125,9 @@ static void *abort_comm(void *comm)
 	return NULL;
 }
 
-/* Ends what the device has begun, and every later use, with the device's error. ncclCommAbort ends
- * kernels at once, but returns only when no graph has work of the communicator any more, which may
- * be never: so it has a thread of its own. Returns KERN_EDEVICE. */
+/* Ends what the device has begun, and every later use, with the device's error as the reason.
+ * ncclCommAbort ends kernels at once, but returns only when no graph has work of the communicator
+ * any more, which may be never, so it has a thread of its own. Returns KERN_EDEVICE. */
 static int lose(struct kern_device *dev)
 {
 	struct nccl *n = dev->nccl;
@@ -141,6 +138,7 @@ static int lose(struct kern_device *dev)
 			pthread_detach(thread);
 		n->comm[i] = NULL;
 	}
+	peers_break(dev);
 	if (dev->watch)
 		watch_forget(dev->watch);
 	return KERN_EDEVICE;
@@ -180,7 +178,7 @@ int nccl_wait(struct kern_device *dev, cudaEvent_t event, cudaStream_t stream)
 	static const char *const doing[AMONG] = {"a step with sums over the ranks",
 	                                         "a step of a pipeline"};
 	struct nccl *n = dev->nccl;
-	uint64_t until_ns = now_ns() + limit_ns(dev) + LATER_NS;
+	uint64_t until_ns = cuda_now_ns() + limit_ns(dev) + LATER_NS;
 	int rc = nccl_check(dev);
 	while (!rc) {
 		cudaError_t state = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
@@ -193,8 +191,8 @@ int nccl_wait(struct kern_device *dev, cudaEvent_t event, cudaStream_t stream)
 			rc = lose(dev);
 		sched_yield();
 	}
-	cudaStreamSynchronize(stream);
-	cudaGetLastError();
+	if (cuda_drain(stream, ABORT_NS) == cudaErrorNotReady)
+		cuda_hang(dev);
 	return rc;
 }
 
@@ -213,7 +211,7 @@ static int make_comm(struct kern_device *dev, enum among among, unsigned number,
 	                       .maxCTAs = NCCL_CONFIG_UNDEF_INT,
 	                       .splitShare = NCCL_CONFIG_UNDEF_INT};
 	ncclResult_t result = api.ncclCommInitRankConfig(comm, (int)all, id, (int)number, &config);
-	return call_done(dev, *comm, result, now_ns() + OPEN_LIMITS * limit_ns(dev),
+	return call_done(dev, *comm, result, cuda_now_ns() + OPEN_LIMITS * limit_ns(dev),
 	                 "making a communicator");
 }
 
@@ -361,7 +359,7 @@ int nccl_launch(struct kern_device *dev, const struct nccl_call *c, cudaStream_t
 	default: result = api.ncclAllReduce(c->x, c->x, c->count, sum_of, ncclSum, comm, stream);
 	}
 	return call_done(dev, comm, result,
-	                 now_ns() + (among == AMONG_RANKS ? 1 : OPEN_LIMITS) * limit_ns(dev),
+	                 cuda_now_ns() + (among == AMONG_RANKS ? 1 : OPEN_LIMITS) * limit_ns(dev),
 	                 among == AMONG_RANKS ? "recording a sum over the ranks"
 	                                      : "recording a transfer between stages");
 }

@@ -88,13 +88,21 @@ int peers_check(struct kern_device *dev)
 {
 	uint32_t fault = dev->peers ? __atomic_load_n(dev->peers->fault, __ATOMIC_ACQUIRE) : FAULT_NONE;
 	if (fault == FAULT_NONE)
-		return nccl_check(dev);
+		return KERN_OK;
 	if (dev->watch)
 		watch_forget(dev->watch);
 	if (fault == FAULT_BROKEN)
 		return cuda_fail(dev, KERN_EDEVICE, "the group of ranks is broken");
 	return cuda_fail(dev, KERN_EDEVICE, "rank %u did not reach a collective within %u s",
 	                 fault - FAULT_LATE, dev->group.limit_s);
+}
+
+void peers_break(struct kern_device *dev)
+{
+	uint32_t none = FAULT_NONE;
+	if (dev->peers)
+		__atomic_compare_exchange_n(dev->peers->fault, &none, FAULT_BROKEN, 0, __ATOMIC_RELEASE,
+		                            __ATOMIC_RELAXED);
 }
 
 const struct cuda_window *peers_window(const struct kern_device *dev, kern_ptr at, size_t bytes)

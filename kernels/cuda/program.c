@@ -134,9 +134,13 @@ static int capture(struct plan *p, struct size *s)
 	cudaError_t end = cudaStreamEndCapture(dev->loading, &graph);
 	if (!rc)
 		rc = cuda_check(dev, launched, i ? p->launch[i - 1].name : "capturing a program");
-	/* the library failed because the device is lost */
-	else if (cudaStreamQuery(dev->loading) != cudaSuccess)
-		rc = cuda_check(dev, cudaStreamQuery(dev->loading), "capturing a program");
+	else { /* a library may have failed because the device is lost */
+		cudaError_t state = cudaStreamQuery(dev->loading);
+		cudaGetLastError();
+		rc = state == cudaSuccess || state == cudaErrorNotReady
+		         ? rc
+		         : cuda_check(dev, state, "capturing a program");
+	}
 	if (!rc)
 		rc = cuda_check(dev, end, "capturing a program");
 	if (!rc)
@@ -290,7 +294,7 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 	int rc = kern_batch_check(batch, &p->limits, dev->error, sizeof dev->error);
 	if (!rc && dev->broken[0])
 		rc = cuda_fail(dev, KERN_ELOST, "%s", dev->broken);
-	if (!rc)
+	if (!rc && !(rc = nccl_check(dev)))
 		rc = peers_check(dev);
 	if (!rc)
 		rc = cuda_choose(dev);

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* A product is (ROWS, DIM) by (WIDTH, DIM): columns enough for several segments (linear.h), and
  * for rings in shared memory to come round. Attention has one KV head of at most HEAD_MAX columns,
@@ -29,6 +28,7 @@ enum {
 	Y_COLUMNS = HEADS * HEAD_MAX, /* the most */
 	LIMIT_S = 20                  /* for a step, which takes milliseconds */
 };
+#define LIMIT_NS (LIMIT_S * 1000000000ull)
 _Static_assert((int)Y_COLUMNS <= (int)DIM && (int)Y_COLUMNS >= (int)WIDTH &&
                    (int)ATTENTION_ROWS <= (int)ROWS,
                "the memory of x and y has no room for it");
@@ -98,9 +98,6 @@ static int selftest_begin(struct selftest *t)
 
 static void selftest_end(struct selftest *t)
 {
-	if (t->stream)
-		/* after an error work may be in progress */
-		cudaStreamSynchronize(t->stream->stream);
 	cuda_mem_free(t->dev, &t->x_mem);
 	cuda_mem_free(t->dev, &t->y_mem);
 	cuda_mem_free(t->dev, &t->pool);
@@ -131,24 +128,16 @@ static void batch_write(struct selftest *t, uint32_t position, uint32_t rows)
 static int wait_limited(struct selftest *t)
 {
 	struct kern_device *dev = t->dev;
-	struct timespec begin, now, pause = {.tv_nsec = 100000};
-	cudaError_t rc;
-	clock_gettime(CLOCK_MONOTONIC, &begin);
-	while ((rc = cudaStreamQuery(t->stream->stream)) == cudaErrorNotReady) {
-		cudaGetLastError();
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		if (now.tv_sec - begin.tv_sec > LIMIT_S) {
-			dev->hangs = 1;
-			return cuda_fail(dev, KERN_EDEVICE,
-			                 "%s: a kernel of the self-test has not ended in %d s%s", dev->name,
-			                 LIMIT_S,
-			                 dev->wgmma ? ": set PDSERVE_CUDA_WGMMA=0 in the environment to do "
-			                              "without those that use wgmma"
-			                            : ": this build must not be used on it");
-		}
-		nanosleep(&pause, NULL);
-	}
-	return cuda_check(dev, rc, "self-test of the device");
+	cudaError_t state = cuda_drain(t->stream->stream, LIMIT_NS);
+	if (state != cudaErrorNotReady)
+		return cuda_check(dev, state, "self-test of the device");
+	cuda_fail(dev, KERN_EDEVICE, "%s: a kernel of the self-test has not ended in %d s%s", dev->name,
+	          LIMIT_S,
+	          dev->wgmma ? ": set PDSERVE_CUDA_WGMMA=0 in the environment to do without those that "
+	                       "use wgmma"
+	                     : ": this build must not be used on it");
+	cuda_hang(dev);
+	return KERN_EDEVICE;
 }
 
 /* Runs the program over rows [from, from + rows) of `in`, at positions first + from on; results in
@@ -322,6 +311,9 @@ int cuda_selftest(struct kern_device *dev)
 		dev->no_wgmma = " (the self-test found other bits of wgmma)";
 		rc = dev->fast ? KERN_OK : compare_all(t);
 	}
+	/* after an error work may be in progress */
+	if (!dev->hangs && t->stream && cuda_drain(t->stream->stream, LIMIT_NS) == cudaErrorNotReady)
+		cuda_hang(dev);
 	if (dev->hangs) {
 		hanging = t;
 		return rc;

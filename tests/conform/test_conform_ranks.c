@@ -65,6 +65,8 @@ struct way {
 	bool told;                /* somebody notices that it is missing, and says so */
 	bool keeps;               /* draws, of which no broadcast follows */
 	bool adds;                /* KERN_OP_REDUCE alone, see adds_run */
+	bool hangs;               /* work of the devices does not end */
+	const char *want;         /* the reason, where it may add; NULL: none */
 };
 
 /* What the processes leave behind. */
@@ -73,6 +75,7 @@ struct left {
 	float out[RANKS][RESULTS];
 	int rc[RANKS];
 	double seconds[RANKS]; /* that the failed run took */
+	bool lost[RANKS];      /* and then the device */
 	char why[RANKS][200];
 	struct heard {
 		uint64_t word;       /* of progress, at the end */
@@ -427,8 +430,12 @@ static void rank_process(struct rank *r)
 	         : rank_run(g, &dev, r->rank, RANKS, sh->left.out[r->rank], &sh->left.heard[r->rank]);
 	sh->left.seconds[r->rank] = now_s() - begun;
 	sh->left.rc[r->rank] = rc;
-	if (rc < 0 && dev.d)
+	if (rc < 0 && dev.d) {
+		struct kern_mem more = {0};
 		snprintf(sh->left.why[r->rank], sizeof sh->left.why[0], "%s", dev.ops->last_error(dev.d));
+		sh->left.lost[r->rank] = dev.ops->mem_new(dev.d, KERN_MEM_DEVICE, 64, &more) == KERN_ELOST;
+		dev.ops->mem_free(dev.d, &more);
+	}
 	if (dev.s)
 		dev.ops->stream_destroy(&dev.s);
 	if (dev.d)
@@ -622,17 +629,40 @@ CONFORM_TEST(groups_that_break)
 		}
 }
 
-/* What each rank has, added up; where a device cannot, it says so, and a rank that does not come
- * ends the others' wait. */
+/* What each rank has, added up; where a device cannot, it says so. A rank that is missing, an error
+ * of a communicator, or a sum that never ends, ends the wait with the reason. Only a device whose
+ * work does not end is lost: its own collectives end with the communicator. */
 CONFORM_TEST(groups_that_add)
 {
 	static const struct way adding[] = {
 		{.name = "sums, as it comes", .adds = true},
 		{.name = "sums, in any order", .setting = {"CUDA_HOST_DELAY_US=500"}, .adds = true},
 		{.name = "sums on one device", .one_device = true, .adds = true},
-		{.name = "sums without a rank", .missing = 1, .told = true, .adds = true},
-		{.name = "sums with a late rank", .missing = 2, .left_s = 1, .adds = true},
-		{.name = "sums that fail", .setting = {"CUDA_HOST_FAIL=ncclAllReduce:2"}, .adds = true},
+		{.name = "sums without a rank",
+	     .missing = 1,
+	     .told = true,
+	     .adds = true,
+	     .want = "the group of ranks is broken"},
+		{.name = "sums with a late rank",
+	     .missing = 2,
+	     .left_s = 1,
+	     .adds = true,
+	     .want = "a rank is late or has stopped"},
+		{.name = "sums that fail",
+	     .setting = {"CUDA_HOST_FAIL=ncclAllReduce:2"},
+	     .adds = true,
+	     .want = "NCCL 2.18: unhandled system error"},
+		{.name = "sums that never end",
+	     .setting = {"CUDA_HOST_FAIL=hang_nccl_all_reduce:2"},
+	     .left_s = 1,
+	     .adds = true,
+	     .hangs = true,
+	     .want = "a rank is late or has stopped"},
+		{.name = "an error of NCCL in another collective",
+	     .setting = {"CUDA_HOST_FAIL=ncclCommGetAsyncError:2000"},
+	     .missing = 2,
+	     .left_s = 5,
+	     .want = "NCCL 2.18: remote process exited"},
 	};
 	for (unsigned t = 0; t < conform_target_count; t++)
 		for (size_t i = 0; i < LEN(adding) && has_groups(&conform_targets[t]); i++) {
@@ -650,12 +680,7 @@ CONFORM_TEST(groups_that_add)
 				break;
 			}
 			EXPECT(g.sh->left.cannot_add == !can, "whether the devices reduce: want %d", can);
-			const char *want = !can          ? "sums "
-			                   : way->told   ? "the group of ranks is broken"
-			                   : way->left_s ? "a rank is late or has stopped"
-			                   : way->setting[0] && strstr(way->setting[0], "FAIL")
-			                       ? "NCCL 2.18: unhandled system error"
-			                       : NULL;
+			const char *want = can ? way->want : "sums ";
 			for (unsigned r = 0; r < RANKS; r++) {
 				if (way->missing && r == way->missing)
 					continue;
@@ -665,6 +690,8 @@ CONFORM_TEST(groups_that_add)
 				       want ? want : "0");
 				EXPECT(g.sh->left.seconds[r] < NOTICED_S, "rank %u noticed after %g s", r,
 				       g.sh->left.seconds[r]);
+				EXPECT(g.sh->left.lost[r] == way->hangs, "rank %u: lost %d, want %d", r,
+				       g.sh->left.lost[r], way->hangs);
 			}
 		}
 }

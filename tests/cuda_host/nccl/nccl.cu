@@ -8,7 +8,8 @@
  *
  * A communicator is shared memory, which the id names. Sums are made in float32, in an order that
  * depends on the number of values. CUDA_HOST_FAIL=function:n: the n-th call of that function fails;
- * ncclAllReduce, ncclSend, ncclRecv: with an error that the communicator tells later. */
+ * ncclAllReduce, ncclSend, ncclRecv: with an error that the communicator tells later;
+ * ncclCommGetAsyncError: the n-th look at a communicator that works finds that a peer has failed. */
 #include "kernels/cuda/kernel.h"
 extern "C" {
 #include "tests/cuda_host/runtime.h"
@@ -116,6 +117,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int ranks, ncclUniqueId id,
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *ret)
 {
 	const struct mail *m = c->connecting;
+	if (c->result == ncclSuccess && cuda_host_injected("ncclCommGetAsyncError"))
+		c->result = ncclRemoteError;
 	if (c->result == ncclInProgress &&
 	    __atomic_load_n(&c->ring->joined, __ATOMIC_ACQUIRE) == (uint32_t)c->ranks &&
 	    (!m || __atomic_load_n(&m->asked, __ATOMIC_ACQUIRE) == (MAIL_SEND | MAIL_RECV))) {
