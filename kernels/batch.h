@@ -76,7 +76,7 @@ struct kern_draw {
 	struct kern_list seen;
 	/* further ids that count as part of the answer, at most KERN_DRAFTED_MAX */
 	struct kern_list drafted;
-	/* 1: the row's own token counts as well, which only the device knows (struct kern_continued) */
+	/* 1: the row's own token counts as well, which only the device knows (struct kern_advance) */
 	uint32_t pending;
 };
 
@@ -94,7 +94,7 @@ struct kern_kept {
  * the longest run of at least `match` and at most KERN_MATCH_LONG last tokens occurred before in
  * the history, of equally long ones the latest, the tokens that followed, and after the last token
  * the draft itself; if there is none, the first token again. */
-struct kern_continued {
+struct kern_advance {
 	/* the entry of `kept` of the first of the earlier span's rows that drew, and their number: a
 	 * row of the sequence's last token, then rows of a draft. KERN_NONE: the span is complete */
 	uint32_t from, rows;
@@ -150,7 +150,7 @@ struct kern_batch {
 	/* tail row r's result is written at sample.results[first_result + r], and kept there, so that
 	 * runs in flight do not overwrite each other's */
 	uint32_t first_result;
-	uint32_t continued; /* (spans) struct kern_continued; 0: none continues another */
+	uint32_t advance; /* (spans) struct kern_advance; 0: none continues another */
 };
 
 /* The largest batch of a program; memory is sized by it. */

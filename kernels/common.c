@@ -155,7 +155,7 @@ static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, ch
 }
 
 static int continues(const struct kern_batch *b, const struct kern_limits *l,
-                     const struct kern_continued *c, const struct kern_span *s)
+                     const struct kern_advance *c, const struct kern_span *s)
 {
 	const struct kern_span *tail = kern_part(b, b->tail_span);
 	uint32_t results = l->results ? l->results : l->tail_rows;
@@ -171,12 +171,12 @@ static int continues(const struct kern_batch *b, const struct kern_limits *l,
 	         tail[c->tail_span].position == s->position));
 }
 
-static int continued_fit(const struct kern_batch *b, const struct kern_limits *l, char *errbuf,
-                         size_t errlen)
+static int advances_fit(const struct kern_batch *b, const struct kern_limits *l, char *errbuf,
+                        size_t errlen)
 {
-	const struct kern_continued *c = kern_part(b, b->continued);
+	const struct kern_advance *c = kern_part(b, b->advance);
 	const struct kern_span *span = kern_part(b, b->span);
-	for (uint32_t i = 0; b->continued && i < b->spans; i++)
+	for (uint32_t i = 0; b->advance && i < b->spans; i++)
 		if (c[i].from != KERN_NONE && !continues(b, l, &c[i], &span[i])) {
 			snprintf(errbuf, errlen,
 			         "a batch whose span %u of %u rows at position %u continues %u kept rows from "
@@ -193,7 +193,7 @@ int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, 
 {
 	const struct kern_batch *b = batch->host;
 	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4,
-			 draw = sizeof(struct kern_draw) / 4, continued = sizeof(struct kern_continued) / 4;
+			 draw = sizeof(struct kern_draw) / 4, advance = sizeof(struct kern_advance) / 4;
 	if (!b || batch->bytes < sizeof *b || b->words > batch->bytes / 4 ||
 	    b->words > l->batch_bytes / 4 || b->words < sizeof *b / 4)
 		snprintf(errbuf, errlen, "a batch of %u words, the program was made for %zu",
@@ -211,7 +211,7 @@ int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, 
 	         (b->progress &&
 	          (b->progress % 2 || !part_fits(b, b->progress, b->spans * progress))) ||
 	         (b->draws && !part_fits(b, b->draws, b->tail_rows * draw)) ||
-	         (b->continued && !part_fits(b, b->continued, b->spans * continued)))
+	         (b->advance && !part_fits(b, b->advance, b->spans * advance)))
 		snprintf(errbuf, errlen,
 		         "a part of a batch is beyond its %u words, or its progress is at an odd word",
 		         b->words);
@@ -219,7 +219,7 @@ int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, 
 	         spans_fit(kern_part(b, b->tail_span), b->tail_spans, b->tail_rows, l->positions,
 	                   errbuf, errlen) &&
 	         tail_fits(b, errbuf, errlen) && draws_fit(b, l, errbuf, errlen) &&
-	         continued_fit(b, l, errbuf, errlen))
+	         advances_fit(b, l, errbuf, errlen))
 		return KERN_OK;
 	return KERN_EINVAL;
 }

@@ -109,7 +109,7 @@ struct kern_op {
 	enum kern_op_kind kind;
 	enum kern_rows rows;
 	union {
-		/* Completes spans that continue others (struct kern_continued); the first operation of a
+		/* Completes spans that continue others (struct kern_advance); the first operation of a
 		 * program, in which `kept` is where the draws of an earlier run were kept. Without it
 		 * batches are complete. histories (limits.histories, 1 + limits.history_tokens) words that
 		 * the caller has zeroed */

@@ -413,12 +413,12 @@ static void plan_step(struct engine *e)
 {
 	const struct engine_opts *o = &e->opts;
 	size_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4,
-		   draw = sizeof(struct kern_draw) / 4, continued = sizeof(struct kern_continued) / 4,
+		   draw = sizeof(struct kern_draw) / 4, advance = sizeof(struct kern_advance) / 4,
 		   lists = plan_lists(e);
 	e->flights = o->overlap && e->ops->queued && engine_stages(e) == 1 ? KERN_FLIGHTS : 1;
 	e->max_table = plan_table(e);
 	size_t words = sizeof(struct kern_batch) / 4 + 3 * (size_t)o->max_rows +
-	               (1 + draw) * o->max_logits + (2 * span + progress + continued) * o->max_spans +
+	               (1 + draw) * o->max_logits + (2 * span + progress + advance) * o->max_spans +
 	               e->max_table + lists;
 	e->list_words = (uint32_t)lists;
 	e->limits = (struct kern_limits){.rows = o->max_rows,

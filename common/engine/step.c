@@ -17,7 +17,7 @@ enum {
 	PROGRESS_WORDS = sizeof(struct kern_progress) / 4,
 	HEAD_WORDS = sizeof(struct kern_batch) / 4,
 	DRAW_WORDS = sizeof(struct kern_draw) / 4,
-	CONTINUED_WORDS = sizeof(struct kern_continued) / 4
+	ADVANCE_WORDS = sizeof(struct kern_advance) / 4
 };
 
 static uint32_t wanted_rows(const struct engine_span *s)
@@ -69,8 +69,8 @@ static int on_board(const struct engine *e, const struct engine_span *s)
 	       last < e->board.bytes - at;
 }
 
-static int check_continued(const struct engine *e, const struct engine_span *s, uint32_t index,
-                           struct err *err)
+static int check_advance(const struct engine *e, const struct engine_span *s, uint32_t index,
+                         struct err *err)
 {
 	if (s->n != 1 + s->drafts || !drawn_before(e, s).rows)
 		return err_set(err, ERR_INVALID,
@@ -89,7 +89,7 @@ static int check_continued(const struct engine *e, const struct engine_span *s, 
 static int check_span(const struct engine *e, const struct engine_span *s, uint32_t index,
                       struct err *err)
 {
-	if (s->continues && check_continued(e, s, index, err))
+	if (s->continues && check_advance(e, s, index, err))
 		return ERR_INVALID;
 	if (s->drafts && (s->drafts >= head_rows(s) || s->drafts > KERN_DRAFTED_MAX))
 		return err_set(
@@ -203,7 +203,7 @@ struct layout {
 /* Which optional parts of a batch the spans need. */
 struct step_parts {
 	uint32_t tail_spans;
-	int progress, draws, continued;
+	int progress, draws, advance;
 };
 
 static struct step_parts parts_of(const struct engine_span *spans, uint32_t n)
@@ -213,7 +213,7 @@ static struct step_parts parts_of(const struct engine_span *spans, uint32_t n)
 		p.tail_spans += head_rows(&spans[i]) != 0;
 		p.progress |= spans[i].progress != NULL;
 		p.draws |= spans[i].draws && head_rows(&spans[i]);
-		p.continued |= spans[i].continues != 0;
+		p.advance |= spans[i].continues != 0;
 	}
 	return p;
 }
@@ -241,7 +241,7 @@ static void place(struct layout *l, const struct totals *t, uint32_t spans,
 		{&b->tail_span, p->tail_spans * SPAN_WORDS},
 		{&b->table, (uint32_t)t->table},
 		{&b->draws, p->draws ? b->tail_rows * DRAW_WORDS : 0},
-		{&b->continued, p->continued ? spans * CONTINUED_WORDS : 0},
+		{&b->advance, p->advance ? spans * ADVANCE_WORDS : 0},
 	};
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
 		*parts[i].offset = at;
@@ -251,8 +251,8 @@ static void place(struct layout *l, const struct totals *t, uint32_t spans,
 		b->progress = 0;
 	if (!p->draws)
 		b->draws = 0;
-	if (!p->continued)
-		b->continued = 0;
+	if (!p->advance)
+		b->advance = 0;
 	b->words = at;
 }
 
@@ -288,22 +288,22 @@ static void add_progress(struct layout *l, const struct engine *e, const struct 
 }
 
 /* tail_span: its number among the tail's */
-static void add_continued(struct layout *l, const struct engine *e, const struct engine_span *s,
-                          uint32_t index, uint32_t tail_span)
+static void add_advance(struct layout *l, const struct engine *e, const struct engine_span *s,
+                        uint32_t index, uint32_t tail_span)
 {
 	struct drawn_rows before = drawn_before(e, s);
-	struct kern_continued c = {.from = KERN_NONE};
+	struct kern_advance c = {.from = KERN_NONE};
 	if (s->continues) {
-		c = (struct kern_continued){.from = before.from,
-		                            .rows = before.rows,
-		                            .tail_span = head_rows(s) ? tail_span : KERN_NONE,
-		                            .history = s->history ? s->history - 1 : KERN_NONE,
-		                            .known = {l->b->words, s->n_known}};
+		c = (struct kern_advance){.from = before.from,
+		                          .rows = before.rows,
+		                          .tail_span = head_rows(s) ? tail_span : KERN_NONE,
+		                          .history = s->history ? s->history - 1 : KERN_NONE,
+		                          .known = {l->b->words, s->n_known}};
 		if (s->n_known)
 			memcpy(l->words + l->b->words, s->known, s->n_known * sizeof *s->known);
 		l->b->words += s->n_known;
 	}
-	memcpy(l->words + l->b->continued + index * CONTINUED_WORDS, &c, sizeof c);
+	memcpy(l->words + l->b->advance + index * ADVANCE_WORDS, &c, sizeof c);
 }
 
 static void add_draws(struct layout *l, const struct engine *e, const struct engine_span *s,
@@ -366,8 +366,8 @@ static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t 
 			&(struct kern_span){.row = row, .rows = s->n, .position = s->position, .table = table});
 		if (parts.progress)
 			add_progress(&l, e, s, i);
-		if (parts.continued)
-			add_continued(&l, e, s, i, tails);
+		if (parts.advance)
+			add_advance(&l, e, s, i, tails);
 		if (parts.draws)
 			add_draws(&l, e, s, tail);
 		memcpy(l.words + l.b->table + table, s->blocks, blocks * sizeof *s->blocks);

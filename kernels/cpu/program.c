@@ -4,7 +4,7 @@
  * Only a broken group of ranks or pipeline is reported after the run. */
 #include "kernels/cpu/build.h"
 
-#include "kernels/continue.h"
+#include "kernels/advance.h"
 #include "kernels/operands.h"
 
 #include <stdarg.h>
@@ -225,7 +225,7 @@ int cpu_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 	pthread_mutex_lock(&dev->lock);
 	p->batch = batch->host;
 	if (p->advance)
-		kern_continue(batch, p->advance, &p->limits);
+		kern_advance_spans(batch, p->advance, &p->limits);
 	cpu_cut_batch(p);
 	crew_run(dev->crew, p->phase, p->phases);
 	pthread_mutex_unlock(&dev->lock);

@@ -8,7 +8,7 @@
  * that rows attend to and reads the KV of their sequences; a layer has one launch, at its KV write.
  * Programs do not express tensor parallelism, as the device has no group: an addition to the
  * residual stream (a norm that adds) counts as a ring all-reduce of 16-bit rows. */
-#include "kernels/continue.h"
+#include "kernels/advance.h"
 #include "kernels/operands.h"
 #include "kernels/sim/sim.h"
 
@@ -428,7 +428,7 @@ int sim_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 		return rc;
 	sim_clock_begin(dev, now);
 	if (p->advance)
-		kern_continue(batch, p->advance, &p->limits);
+		kern_advance_spans(batch, p->advance, &p->limits);
 	sim_kv_tables(p);
 	atomic_fetch_add_explicit(&dev->steps, 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&dev->rows, b->rows, memory_order_relaxed);

@@ -113,7 +113,7 @@ static uint32_t zeros(struct batch *b, uint32_t words)
 
 static size_t batch_words(uint32_t vocab)
 {
-	return 64 + ROWS * (16 + sizeof(struct kern_continued) / 4 + sizeof(struct kern_draw) / 4 +
+	return 64 + ROWS * (16 + sizeof(struct kern_advance) / 4 + sizeof(struct kern_draw) / 4 +
 	                    2 * ((vocab + 63) / 64 * 2) + 4 * 2 * SEEN);
 }
 
@@ -580,11 +580,10 @@ static void with_the_host_between(struct sampling *s, struct batch *b, struct ro
 static void continue_all(struct batch *b, uint32_t from)
 {
 	struct kern_batch *head = (struct kern_batch *)(void *)b->words;
-	head->continued = zeros(b, TALKS * sizeof(struct kern_continued) / 4);
+	head->advance = zeros(b, TALKS * sizeof(struct kern_advance) / 4);
 	for (uint32_t i = 0; i < TALKS; i++) {
-		struct kern_continued c = {
-			.from = from + i, .rows = 1, .tail_span = i, .history = KERN_NONE};
-		memcpy(b->words + head->continued + i * sizeof c / 4, &c, sizeof c);
+		struct kern_advance c = {.from = from + i, .rows = 1, .tail_span = i, .history = KERN_NONE};
+		memcpy(b->words + head->advance + i * sizeof c / 4, &c, sizeof c);
 	}
 	head->words = b->n;
 }

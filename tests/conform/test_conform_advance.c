@@ -1,4 +1,4 @@
-/* test_conform_continue.c - spans that continue others: a batch that the device completes does what
+/* test_conform_advance.c - spans that continue others: a batch that the device completes does what
  * one does that is complete. */
 #include "tests/conform/conform.h"
 
@@ -29,8 +29,8 @@ struct history {
 };
 
 struct asked {
-	struct kern_continued c; /* but `known.at`; from KERN_NONE: the span is complete */
-	struct kern_span span;   /* as the host writes it */
+	struct kern_advance c; /* but `known.at`; from KERN_NONE: the span is complete */
+	struct kern_span span; /* as the host writes it */
 	uint32_t tokens[MOST], known[HISTORY], table[BLOCKS];
 	int draws; /* all its rows do, else none */
 	struct kern_draw draw;
@@ -80,10 +80,10 @@ static void random_span(struct asked *a, uint32_t number, uint32_t row)
 	                             .seed = {number},
 	                             .index = {rand_below(2) ? rand_below(99) : UINT32_MAX - 1, 7},
 	                             .repetition = 1}};
-	a->c = (struct kern_continued){.from = way ? number * MOST + rand_below(2) * ROWS : KERN_NONE,
-	                               .rows = before,
-	                               .tail_span = KERN_NONE,
-	                               .history = way > 1 ? number : KERN_NONE};
+	a->c = (struct kern_advance){.from = way ? number * MOST + rand_below(2) * ROWS : KERN_NONE,
+	                             .rows = before,
+	                             .tail_span = KERN_NONE,
+	                             .history = way > 1 ? number : KERN_NONE};
 	rows = way == 1 ? 1 : rows;
 	a->span = (struct kern_span){.row = row,
 	                             .rows = rows,
@@ -117,7 +117,7 @@ static uint32_t take(struct kern_batch *b, size_t words)
 	return b->words - (uint32_t)words;
 }
 
-static void lay_out(uint32_t *words, struct asked *asked, int continued)
+static void lay_out(uint32_t *words, struct asked *asked, int advance)
 {
 	struct kern_batch *b = (struct kern_batch *)(void *)words;
 	uint32_t last = asked[SPANS - 1].span.row + asked[SPANS - 1].span.rows;
@@ -128,7 +128,7 @@ static void lay_out(uint32_t *words, struct asked *asked, int continued)
 	b->tail_span = take(b, SPANS * sizeof(struct kern_span) / 4);
 	b->tail_index = take(b, last), b->table = take(b, (size_t)SPANS * BLOCKS);
 	b->draws = take(b, last * sizeof(struct kern_draw) / 4);
-	b->continued = continued ? take(b, SPANS * sizeof(struct kern_continued) / 4) : 0;
+	b->advance = advance ? take(b, SPANS * sizeof(struct kern_advance) / 4) : 0;
 	for (uint32_t i = 0; i < SPANS; i++) {
 		struct asked *a = &asked[i];
 		struct kern_span tail = {b->tail_rows, a->span.rows, a->span.position, a->span.table};
@@ -150,11 +150,11 @@ static void lay_out(uint32_t *words, struct asked *asked, int continued)
 		a->c.tail_span = a->draws ? b->tail_spans : KERN_NONE;
 		if (a->draws)
 			memcpy(words + b->tail_span + b->tail_spans++ * 4, &tail, sizeof tail);
-		if (!continued)
+		if (!advance)
 			continue;
 		a->c.known.at = take(b, a->c.known.n);
 		memcpy(words + a->c.known.at, a->known, a->c.known.n * 4);
-		memcpy(words + b->continued + i * sizeof a->c / 4, &a->c, sizeof a->c);
+		memcpy(words + b->advance + i * sizeof a->c / 4, &a->c, sizeof a->c);
 	}
 }
 
@@ -267,10 +267,10 @@ static void rig_free(struct rig *r)
 }
 
 /* Runs what lies in the batch; everything that it has written, in `ret` of enough bytes. */
-static void run_batch(struct rig *r, struct asked *asked, int continued, unsigned char *ret)
+static void run_batch(struct rig *r, struct asked *asked, int advance, unsigned char *ret)
 {
 	const struct device *dev = r->dev;
-	lay_out(r->batch.host, asked, continued);
+	lay_out(r->batch.host, asked, advance);
 	memset(r->results.host, 0, r->results.bytes);
 	for (int i = 0; i < OUTS; i++) {
 		memset(ret, 0, out_bytes[i]);
@@ -333,7 +333,7 @@ CONFORM_TEST(continued_spans_are_completed)
  * runs. */
 CONFORM_TEST(continued_spans_that_are_refused)
 {
-	static const struct kern_continued bad[] = {
+	static const struct kern_advance bad[] = {
 		{.rows = 0, .tail_span = KERN_NONE, .history = 0},
 		{.rows = KERN_DRAFTED_MAX + 2, .tail_span = KERN_NONE, .history = 0},
 		{.from = KEPT - 1, .rows = 2, .tail_span = KERN_NONE, .history = 0},
@@ -361,10 +361,10 @@ CONFORM_TEST(continued_spans_that_are_refused)
 			lay_out(r.batch.host, asked, 1);
 			struct kern_batch *b = r.batch.host;
 			if (k < LEN(bad))
-				memcpy((uint32_t *)r.batch.host + b->continued + (SPANS - 1) * sizeof bad[k] / 4,
+				memcpy((uint32_t *)r.batch.host + b->advance + (SPANS - 1) * sizeof bad[k] / 4,
 				       &bad[k], sizeof bad[k]);
 			else
-				b->continued = b->words - 1;
+				b->advance = b->words - 1;
 			EXPECT(dev->ops->run(dev->s, r.p, &r.batch) == KERN_EINVAL &&
 			           *dev->ops->last_error(dev->d),
 			       "bad span %zu was taken", k);
