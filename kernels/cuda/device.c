@@ -16,15 +16,10 @@
 _Static_assert(offsetof(struct kern_weight, k) == offsetof(struct kern_matrices, k),
                "a weight begins with struct kern_matrices");
 
-/* The major compute capabilities for which there is code: the Makefile's CUDA_ARCH. */
-static const int capabilities[] = {8, 9, 10, 12};
-
+/* Whether there is code for GPUs of that major compute capability: the Makefile's CUDA_ARCH. */
 static int has_code(int major)
 {
-	size_t i = 0;
-	while (i < sizeof capabilities / sizeof *capabilities && capabilities[i] != major)
-		i++;
-	return i < sizeof capabilities / sizeof *capabilities;
+	return major == 8 || major == 9 || major == 10 || major == 12;
 }
 
 /* --- errors -------------------------------------------------------------- */

@@ -28,8 +28,8 @@ struct pack_args {
 	int type;
 };
 
-/* Code of value `column` of a row in the file's format, as returned by weight_code before
- * subtracting the zero. The formats are GGML's, see tensor.h. */
+/* Code of value `column` of a row in the file's format, before weight_zero is
+ * subtracted. The formats are GGML's, see tensor.h. */
 static __device__ int file_code(int type, const unsigned char *row, uint32_t column)
 {
 	uint32_t b = column / 32, i = column % 32, q;
@@ -99,51 +99,50 @@ static __device__ void pack_codes(const struct pack_args &a, unsigned char *reco
 	}
 }
 
-/* Stores the scales of row `row` of a record; `first` is the record's first column. Missing rows
- * get zeros. */
+/* Stores the scales of row `row` of a record; `first` is the record's first column. The scales of
+ * missing rows are the zeros of a new weight. */
 static __device__ void pack_scales(const struct pack_args &a, unsigned char *record,
                                    unsigned char *shared, uint32_t row, const unsigned char *from,
                                    uint32_t first)
 {
-	struct weight_layout l = weight_layout_of(a.type);
-	unsigned char *s = record + l.scale_at;
-	uint32_t b = first / 32, group = first % 256 / 32, end = a.k - first;
-	size_t big_bytes = a.type == KERN_Q4_K ? 144 : a.type == KERN_Q5_K ? 176 : 210;
-	const unsigned char *big = from ? from + first / 256 * big_bytes : NULL;
-	unsigned scale = 0, offset = 0;
+	unsigned char *s = record + weight_layout_of(a.type).scale_at;
+	uint16_t *half = (uint16_t *)s, *shared_half = (uint16_t *)shared;
+	uint32_t b = first / 32, group = first % 256 / 32, left = a.k - first;
+	const unsigned char *big = from + first / 256 *
+	                                      (a.type == KERN_Q4_K   ? 144
+	                                       : a.type == KERN_Q5_K ? 176
+	                                                             : 210),
+						*pair = from + b * (a.type == KERN_Q4_1 ? 20 : 24);
+	unsigned scale, offset;
 	switch (a.type) {
-	case KERN_Q8_0: ((uint16_t *)s)[row] = from ? file_half(from + b * 34) : 0; break;
-	case KERN_Q4_0: ((uint16_t *)s)[row] = from ? file_half(from + b * 18) : 0; break;
-	case KERN_Q5_0: ((uint16_t *)s)[row] = from ? file_half(from + b * 22) : 0; break;
-	case KERN_MXFP4: s[row] = from ? from[b * 17] : 0; break;
+	case KERN_Q8_0: half[row] = file_half(from + b * 34); break;
+	case KERN_Q4_0: half[row] = file_half(from + b * 18); break;
+	case KERN_Q5_0: half[row] = file_half(from + b * 22); break;
+	case KERN_MXFP4: s[row] = from[b * 17]; break;
 	case KERN_E4M3:
 		if (first % KERN_E4M3_VALUES == 0) /* the first record of a block stores what they share */
-			((float *)shared)[row] = from ? kern_e4m3_scale(from + first / KERN_E4M3_VALUES * 132,
-			                                                end < KERN_E4M3_VALUES
-			                                                    ? end
-			                                                    : KERN_E4M3_VALUES)
-			                              : 0;
+			((float *)shared)[row] = kern_e4m3_scale(from + first / KERN_E4M3_VALUES * 132,
+			                                         left < KERN_E4M3_VALUES
+			                                             ? left
+			                                             : (uint32_t)KERN_E4M3_VALUES);
 		break;
 	case KERN_Q4_1:
 	case KERN_Q5_1:
-		((uint16_t *)s)[2 * row] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24)) : 0;
-		((uint16_t *)s)[2 * row + 1] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24) +
-		                                                2)
-		                                    : 0;
+		half[2 * row] = file_half(pair);
+		half[2 * row + 1] = file_half(pair + 2);
 		break;
 	case KERN_Q4_K:
 	case KERN_Q5_K:
-		if (big)
-			kern_k_scales(big + 4, group, &scale, &offset);
+		kern_k_scales(big + 4, group, &scale, &offset);
 		s[2 * row] = (unsigned char)scale;
 		s[2 * row + 1] = (unsigned char)offset;
-		((uint16_t *)shared)[2 * row] = big ? file_half(big) : 0;
-		((uint16_t *)shared)[2 * row + 1] = big ? file_half(big + 2) : 0;
+		shared_half[2 * row] = file_half(big);
+		shared_half[2 * row + 1] = file_half(big + 2);
 		break;
 	default:
-		s[2 * row] = big ? big[192 + 2 * group] : 0;
-		s[2 * row + 1] = big ? big[193 + 2 * group] : 0;
-		((uint16_t *)shared)[row] = big ? file_half(big + 208) : 0;
+		s[2 * row] = big[192 + 2 * group];
+		s[2 * row + 1] = big[193 + 2 * group];
+		shared_half[row] = file_half(big + 208);
 	}
 }
 
@@ -170,11 +169,9 @@ KERNEL(pack_records, PACK_THREADS, struct pack_args)
 		return;
 	}
 	pack_codes(a, record, first_row, first, lane);
-	if (lane < PANEL_ROWS) {
-		uint32_t row = first_row + lane;
+	if (lane < PANEL_ROWS && first_row + lane < a.n)
 		pack_scales(a, record, block + l.records * l.record_bytes, lane,
-		            row < a.n ? a.from + row * a.row_bytes : NULL, first);
-	}
+		            a.from + (first_row + lane) * a.row_bytes, first);
 }
 
 /* --- loading ------------------------------------------------------------- */
@@ -325,7 +322,9 @@ int cuda_weight_load(struct kern_device *dev, struct kern_weight *weight, uint32
 		               rows);
 		from += rows;
 	}
-	return rc ? rc : cuda_check(dev, cudaStreamSynchronize(dev->loading), "loading weights");
+	/* also after an error: nothing still reads the stages */
+	int end = cuda_check(dev, cudaStreamSynchronize(dev->loading), "loading weights");
+	return rc ? rc : end;
 }
 
 void cuda_weight_destroy(struct kern_device *dev, struct kern_weight **wp)
