@@ -275,8 +275,7 @@ template <int DIM, class BY> struct prefill {
 	__device__ inline void clear_stage(unsigned char *stage)
 	{
 		uint32_t thread = threadIdx.x % BY::LOADERS;
-		copy_async_commit();
-		copy_async_wait<0>();
+		copy_async_wait();
 		for (uint32_t i = 0; i < COUNT; i++) {
 			uint32_t at = BY::at(thread / PIECES + i * ROWS, thread % PIECES);
 			if (clear_unbounded<PIECE / 4, true>((uint32_t *)(stage + at), KERN_BF16))
@@ -675,22 +674,17 @@ KERNEL(attention_prefill_128, THREADS, struct attention_args)
 	attention_body<128, by_mma<128>>(a);
 }
 
-/* Where there is no wgmma the kernels are empty, and never launched. */
-template <int DIM, int EXISTS>
-static __device__ __forceinline__ void if_there(const struct attention_args &a)
-{
-	if constexpr (EXISTS)
-		attention_body<DIM, by_wgmma<DIM>>(a);
-}
-
+/* Where there is no wgmma the next two are empty, and never launched. */
 KERNEL(attention_wgmma_64, THREADS, struct attention_args)
 {
-	if_there<64, WGMMA>(a);
+	if (WGMMA)
+		attention_body<64, by_wgmma<64>>(a);
 }
 
 KERNEL(attention_wgmma_128, THREADS, struct attention_args)
 {
-	if_there<128, WGMMA>(a);
+	if (WGMMA)
+		attention_body<128, by_wgmma<128>>(a);
 }
 
 struct attention_kernel attention_prefill_kernel(const struct plan *p,

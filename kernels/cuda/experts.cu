@@ -23,9 +23,7 @@ static uint32_t threads_for(uint32_t items, uint32_t most)
 
 struct sort_args {
 	const struct kern_batch *batch;
-	const uint32_t *ids;
-	uint32_t used, first, experts;
-	int rows; /* enum kern_rows */
+	struct choice of;
 	uint32_t group_rows;
 	uint32_t *groups; /* output: struct chosen */
 	struct group *group;
@@ -36,8 +34,8 @@ struct sort_args {
  * number by the place of the expert's first pair. Each lane handles adjacent experts. */
 static __device__ void place_experts(const struct sort_args &a, uint32_t *count)
 {
-	uint32_t each = (a.experts + WARP - 1) / WARP, from = threadIdx.x * each,
-			 to = from + each < a.experts ? from + each : a.experts;
+	uint32_t each = (a.of.experts + WARP - 1) / WARP, from = threadIdx.x * each,
+			 to = from + each < a.of.experts ? from + each : a.of.experts;
 	uint32_t pairs = 0, groups = 0;
 	for (uint32_t e = from; e < to; e++) {
 		pairs += count[e];
@@ -65,79 +63,46 @@ static __device__ void place_experts(const struct sort_args &a, uint32_t *count)
 /* A single block. */
 KERNEL(sort_pairs, SORT_THREADS_MAX, struct sort_args)
 {
-	uint32_t *count = (uint32_t *)shared_memory(), pairs = batch_rows(a.batch, a.rows) * a.used;
-	for (uint32_t e = threadIdx.x; e < a.experts; e += blockDim.x)
+	const struct choice &of = a.of;
+	uint32_t *count = (uint32_t *)shared_memory(), pairs = batch_rows(a.batch, of.rows) * of.used;
+	for (uint32_t e = threadIdx.x; e < of.experts; e += blockDim.x)
 		count[e] = 0;
 	__syncthreads();
 	for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x)
-		if (a.ids[i] - a.first < a.experts)
-			atomicAdd(&count[a.ids[i] - a.first], 1u);
+		if (of.ids[i] - of.first < of.experts)
+			atomicAdd(&count[of.ids[i] - of.first], 1u);
 	__syncthreads();
 	if (threadIdx.x < WARP)
 		place_experts(a, count);
 	__syncthreads();
 	for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x)
-		if (a.ids[i] - a.first < a.experts)
-			a.pair[atomicAdd(&count[a.ids[i] - a.first], 1u)] = i;
-}
-
-/* An operation's view of the experts chosen by its rows. */
-struct choice {
-	const uint32_t *ids;
-	uint32_t used, first, experts;
-};
-
-static struct choice choice_of(const struct kern_op *op)
-{
-	int act = op->kind == KERN_OP_EXPERTS_ACT;
-	const struct kern_experts *x = act ? &op->experts_act.experts : &op->experts_down.experts;
-	kern_ptr ids = act ? op->experts_act.ids : op->experts_down.ids;
-	return choice{(const uint32_t *)ids.v, act ? op->experts_act.used : op->experts_down.used,
-	              x->first, x->count};
-}
-
-/* Most groups, at least 1, for a grid: each expert's last group may be partial. */
-static uint32_t groups_max(const struct plan *p, const struct choice *c)
-{
-	uint32_t pairs = plan_rows(p) * c->used;
-	uint32_t groups = pairs / plan_block_rows(p) + (pairs < c->experts ? pairs : c->experts);
-	return groups ? groups : 1;
-}
-
-/* Sorts the pairs unless they are sorted already. p->groups is the operation that sorted last, NULL
- * if rows have chosen since (plan_route). Only this file uses ROOM_GATHERED, so the sorted pairs
- * are still there. */
-static struct chosen plan_chosen(struct plan *p, uint32_t pairs_per_input)
-{
-	const struct kern_op *last = (const struct kern_op *)p->groups;
-	struct choice c = choice_of(p->op), of = last ? choice_of(last) : choice{NULL, 0, 0, 0};
-	uint32_t groups = groups_max(p, &c);
-	size_t groups_bytes = groups * sizeof(struct group),
-		   pairs_bytes = (size_t)plan_rows(p) * c.used * sizeof(uint32_t);
-	uint32_t *count = (uint32_t *)plan_room(p, ROOM_GATHERED,
-	                                        sizeof *count + groups_bytes + pairs_bytes);
-	struct group *group = (struct group *)(count + 1);
-	uint32_t *pair = (uint32_t *)(group + groups);
-	struct sort_args a = {p->batch,           c.ids, c.used, c.first, c.experts, p->op->rows,
-	                      plan_block_rows(p), count, group,  pair};
-	if (!last || last->rows != p->op->rows || of.ids != c.ids || of.used != c.used ||
-	    of.first != c.first || of.experts != c.experts)
-		PLAN(p, sort_pairs, 1, 1, threads_for(plan_rows(p) * c.used, SORT_THREADS_MAX),
-		     c.experts * sizeof(uint32_t), a);
-	p->groups = (void *)(uintptr_t)p->op;
-	return chosen{count, group, pair, pairs_per_input};
+		if (of.ids[i] - of.first < of.experts)
+			a.pair[atomicAdd(&count[of.ids[i] - of.first], 1u)] = i;
 }
 
 /* --- products of all experts --------------------------------------------- */
 
+/* Sorts the pairs unless they are still sorted; only this file uses ROOM_GATHERED. */
 static void plan_expert_products(struct plan *p, const struct inputs *in,
                                  const struct product *product, uint32_t products,
-                                 uint32_t pairs_per_input)
+                                 uint32_t pairs_per_input, const struct choice *c)
 {
-	struct choice c = choice_of(p->op);
-	struct chosen chosen = plan_chosen(p, pairs_per_input);
+	uint32_t pairs = plan_rows(p) * c->used, rows = plan_block_rows(p);
+	/* at most, for a grid: each expert's last one may be partial */
+	uint32_t groups = pairs / rows + plan_least(pairs, c->experts);
+	groups = groups ? groups : 1;
+	uint32_t *count = (uint32_t *)plan_room(
+		p, ROOM_GATHERED, sizeof *count + groups * sizeof(struct group) + pairs * sizeof *count);
+	struct group *group = (struct group *)(count + 1);
+	struct chosen chosen = {count, group, (uint32_t *)(group + groups), pairs_per_input};
+	struct sort_args a = {p->batch, *c, rows, count, group, (uint32_t *)(group + groups)};
+	static_assert(sizeof *c == sizeof(void *) + 4 * sizeof(uint32_t), "choices are compared");
+	if (memcmp(&p->sorted, c, sizeof *c))
+		PLAN(p, sort_pairs, 1, 1, threads_for(pairs, SORT_THREADS_MAX),
+		     c->experts * sizeof(uint32_t), a);
+	p->sorted = *c;
 	if (!p->rc)
-		plan_products(p, in, product, products, &chosen, groups_max(p, &c));
+		plan_products(p, in, product, products, &chosen, groups);
 }
 
 /* --- gate and up --------------------------------------------------------- */
@@ -146,15 +111,16 @@ struct pairs_args {
 	const struct kern_batch *batch;
 	struct kern_tensor y;
 	const float *gate; /* (pairs, 2 * dim): up follows */
-	const uint32_t *ids;
-	uint32_t used, first, experts, dim;
-	int rows, act; /* enum kern_act */
+	struct choice of;
+	uint32_t dim;
+	int act; /* enum kern_act */
 };
 
 KERNEL(act_pairs, THREADS_MAX, struct pairs_args)
 {
 	uint32_t i = blockIdx.x, c = blockIdx.y * blockDim.x + threadIdx.x;
-	if (i >= batch_rows(a.batch, a.rows) * a.used || c >= a.dim || a.ids[i] - a.first >= a.experts)
+	if (i >= batch_rows(a.batch, a.of.rows) * a.of.used || c >= a.dim ||
+	    a.of.ids[i] - a.of.first >= a.of.experts)
 		return;
 	const float *gate = a.gate + (size_t)i * 2 * a.dim;
 	tensor_put(a.y, i, c, act_mul(a.act, gate[c], gate[a.dim + c]));
@@ -165,19 +131,17 @@ void plan_experts_act(struct plan *p)
 	const struct kern_op *op = p->op;
 	const struct kern_experts *x = &op->experts_act.experts;
 	uint32_t n = x->gate->n, used = op->experts_act.used;
-	float *given = (float *)plan_room(p, ROOM_GIVEN,
-	                                  (size_t)plan_rows(p) * used * 2 * n * sizeof *given);
-	struct kern_tensor gate = {{(uintptr_t)given}, 2 * (size_t)n, KERN_F32},
-					   up = {{(uintptr_t)(given + n)}, 2 * (size_t)n, KERN_F32};
+	float *out = (float *)plan_room(p, ROOM_EXPERT_OUT,
+	                                (size_t)plan_rows(p) * used * 2 * n * sizeof *out);
+	struct kern_tensor gate = {{(uintptr_t)out}, 2 * (size_t)n, KERN_F32},
+					   up = {{(uintptr_t)(out + n)}, 2 * (size_t)n, KERN_F32};
 	struct product both[] = {product_of(x->gate, (const float *)x->gate_bias.v, gate),
 	                         product_of(x->up, (const float *)x->up_bias.v, up)};
 	struct inputs in = {op->experts_act.x, x->gate->k, 1, 0, 1, {}};
-	plan_expert_products(p, &in, both, 2, used);
-	struct pairs_args a = {p->batch, op->experts_act.y,
-	                       given,    (const uint32_t *)op->experts_act.ids.v,
-	                       used,     x->first,
-	                       x->count, n,
-	                       op->rows, op->experts_act.act};
+	struct choice of = {(const uint32_t *)op->experts_act.ids.v, used, x->first, x->count,
+	                    op->rows};
+	plan_expert_products(p, &in, both, 2, used, &of);
+	struct pairs_args a = {p->batch, op->experts_act.y, out, of, n, op->experts_act.act};
 	uint32_t threads = threads_for(n, THREADS_MAX);
 	PLAN(p, act_pairs, plan_rows(p) * used, (n + threads - 1) / threads, threads, 0, a);
 }
@@ -186,24 +150,24 @@ void plan_experts_act(struct plan *p)
 
 struct sum_args {
 	const struct kern_batch *batch;
-	struct kern_tensor y, given; /* given: (pairs, dim) */
-	const uint32_t *ids;
+	struct kern_tensor y, x; /* x: (pairs, dim) */
+	struct choice of;
 	const float *weights;
-	uint32_t used, first, experts, dim;
-	int rows, add;
+	uint32_t dim;
+	int add;
 };
 
 /* Adds up a row's experts in ascending order of their numbers, which are distinct. */
 KERNEL(sum_experts, THREADS_MAX, struct sum_args)
 {
-	uint32_t *order = (uint32_t *)shared_memory();
+	uint32_t *order = (uint32_t *)shared_memory(), used = a.of.used;
 	uint32_t r = blockIdx.x, c = blockIdx.y * blockDim.x + threadIdx.x;
-	if (r >= batch_rows(a.batch, a.rows))
+	if (r >= batch_rows(a.batch, a.of.rows))
 		return;
-	const uint32_t *ids = a.ids + (size_t)r * a.used;
-	for (uint32_t i = threadIdx.x; i < a.used; i += blockDim.x) {
+	const uint32_t *ids = a.of.ids + (size_t)r * used;
+	for (uint32_t i = threadIdx.x; i < used; i += blockDim.x) {
 		uint32_t place = 0;
-		for (uint32_t j = 0; j < a.used; j++)
+		for (uint32_t j = 0; j < used; j++)
 			place += ids[j] < ids[i];
 		order[place] = i;
 	}
@@ -211,10 +175,10 @@ KERNEL(sum_experts, THREADS_MAX, struct sum_args)
 	if (c >= a.dim)
 		return;
 	float sum = a.add ? tensor_get(a.y, r, c) : 0.0f;
-	for (uint32_t j = 0; j < a.used; j++) {
-		size_t pair = (size_t)r * a.used + order[j];
-		if (ids[order[j]] - a.first < a.experts)
-			sum = fmaf(a.weights[pair], tensor_get(a.given, pair, c), sum);
+	for (uint32_t j = 0; j < used; j++) {
+		size_t pair = (size_t)r * used + order[j];
+		if (ids[order[j]] - a.of.first < a.of.experts)
+			sum = fmaf(a.weights[pair], tensor_get(a.x, pair, c), sum);
 	}
 	tensor_put(a.y, r, c, sum);
 }
@@ -223,7 +187,7 @@ static void plan_sum(struct plan *p, const struct sum_args *a)
 {
 	uint32_t threads = threads_for(a->dim, THREADS_MAX);
 	PLAN(p, sum_experts, plan_rows(p), (a->dim + threads - 1) / threads, threads,
-	     a->used * sizeof(uint32_t), *a);
+	     a->of.used * sizeof(uint32_t), *a);
 }
 
 void plan_experts_down(struct plan *p)
@@ -231,26 +195,20 @@ void plan_experts_down(struct plan *p)
 	const struct kern_op *op = p->op;
 	const struct kern_experts *x = &op->experts_down.experts;
 	uint32_t n = x->down->n, used = op->experts_down.used;
-	struct kern_tensor given = op->experts_down.y;
+	struct choice of = {(const uint32_t *)op->experts_down.ids.v, used, x->first, x->count,
+	                    op->rows};
+	struct kern_tensor out = op->experts_down.y;
 	if (!op->experts_down.pairs)
-		given = {{(uintptr_t)plan_room(p, ROOM_GIVEN,
-		                               (size_t)plan_rows(p) * used * n * sizeof(float))},
-		         n,
-		         KERN_F32};
-	struct product down = product_of(x->down, (const float *)x->down_bias.v, given);
+		out = {{(uintptr_t)plan_room(p, ROOM_EXPERT_OUT,
+		                             (size_t)plan_rows(p) * used * n * sizeof(float))},
+		       n,
+		       KERN_F32};
+	struct product down = product_of(x->down, (const float *)x->down_bias.v, out);
 	struct inputs in = {op->experts_down.x, x->down->k, 1, 0, used, {}};
-	plan_expert_products(p, &in, &down, 1, 1);
-	struct sum_args a = {p->batch,
-	                     op->experts_down.y,
-	                     given,
-	                     (const uint32_t *)op->experts_down.ids.v,
-	                     (const float *)op->experts_down.weights.v,
-	                     used,
-	                     x->first,
-	                     x->count,
-	                     n,
-	                     op->rows,
-	                     op->experts_down.add};
+	plan_expert_products(p, &in, &down, 1, 1, &of);
+	struct sum_args a = {
+		p->batch, op->experts_down.y,  out, of, (const float *)op->experts_down.weights.v,
+		n,        op->experts_down.add};
 	if (!op->experts_down.pairs)
 		plan_sum(p, &a);
 }
@@ -261,13 +219,10 @@ void plan_experts_sum(struct plan *p)
 	struct sum_args a = {p->batch,
 	                     op->experts_sum.y,
 	                     op->experts_sum.x,
-	                     (const uint32_t *)op->experts_sum.ids.v,
+	                     {(const uint32_t *)op->experts_sum.ids.v, op->experts_sum.used, 0,
+	                      UINT32_MAX, op->rows},
 	                     (const float *)op->experts_sum.weights.v,
-	                     op->experts_sum.used,
-	                     0,
-	                     UINT32_MAX,
 	                     op->experts_sum.dim,
-	                     op->rows,
 	                     op->experts_sum.add};
 	plan_sum(p, &a);
 }

@@ -34,27 +34,27 @@ KERNEL(round_rows, THREADS, struct round_args)
 	*(uint32_t *)(a.to + (size_t)r * a.k + c) = low | high << 16;
 }
 
-struct given {
+struct result {
 	struct kern_tensor y;
 	const float *from, *bias; /* from: (rows, n); bias: (n), or NULL */
 	uint32_t n;
 };
 
-struct give_args {
+struct store_args {
 	const struct kern_batch *batch;
-	struct given of[KERN_PRODUCTS_MAX];
+	struct result of[KERN_PRODUCTS_MAX];
 	int rows;
 };
 
 /* blockIdx.x is the row; the products' columns follow one another. */
-KERNEL(give_rows, THREADS, struct give_args)
+KERNEL(store_rows, THREADS, struct store_args)
 {
 	uint32_t r = blockIdx.x, c = (blockIdx.y * THREADS + threadIdx.x) * COLUMNS;
 	if (r >= batch_rows(a.batch, a.rows))
 		return;
 	UNROLL
 	for (uint32_t i = 0; i < KERN_PRODUCTS_MAX; i++) {
-		const struct given &g = a.of[i];
+		const struct result &g = a.of[i];
 		if (c < g.n) {
 			for (uint32_t j = c; j < c + COLUMNS; j++) {
 				float v = g.from[(size_t)r * g.n + j];
@@ -83,13 +83,13 @@ void plan_fast_products(struct plan *p, const struct kern_tensor *x, const struc
 	for (uint32_t i = 0; i < products; i++)
 		columns += product[i].w.n;
 	float *to = (float *)plan_room(p, ROOM_PARTIAL, (size_t)rows * columns * sizeof *to);
-	struct give_args give = {p->batch, {}, p->op->rows};
+	struct store_args store = {p->batch, {}, p->op->rows};
 	for (uint32_t i = 0; i < products; i++) {
 		struct lt_product l = {from, product[i].w.data, to, ld, rows, product[i].w.n, k};
 		plan_library(p, BY_LT, &l, sizeof l);
-		give.of[i] = {product[i].y, to, product[i].bias, product[i].w.n};
+		store.of[i] = {product[i].y, to, product[i].bias, product[i].w.n};
 		/* a multiple of 32 bytes; the library needs 16 */
 		to += (size_t)rows * product[i].w.n;
 	}
-	PLAN(p, give_rows, rows, blocks_for(columns), THREADS, 0, give);
+	PLAN(p, store_rows, rows, blocks_for(columns), THREADS, 0, store);
 }

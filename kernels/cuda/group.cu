@@ -46,7 +46,8 @@ struct group_args {
 	uint64_t limit_ns;
 	uint32_t rank, ranks, targets, copied_to; /* copied_to: how many targets get the data */
 	uint32_t tensors;
-	int rows, with_progress;
+	int rows;
+	bool with_progress; /* only for a batch with progress */
 	struct moved t[KERN_GATHERED_MAX];
 };
 
@@ -61,18 +62,13 @@ static __device__ inline bool own_line(const struct group_args &a, const struct 
 	return id >= t.ids && id < t.ids_end;
 }
 
-static __device__ inline uint32_t lines_of(const struct group_args &a, const struct moved &t)
-{
-	return t.lines ? t.lines : batch_rows(a.batch, a.rows) * t.parts;
-}
-
 /* Calls f(line, unit) for the units of all lines that a thread copies: every n-th one, n being the
  * threads of the grid. */
 template <typename F>
 static __device__ inline void each_unit(const struct group_args &a, const struct moved &t,
                                         uint32_t units, F f)
 {
-	size_t all = (size_t)lines_of(a, t) * units;
+	size_t all = (size_t)(t.lines ? t.lines : batch_rows(a.batch, a.rows) * t.parts) * units;
 	for (size_t i = blockIdx.x * THREADS + threadIdx.x; i < all; i += gridDim.x * THREADS)
 		f((uint32_t)(i / units), (uint32_t)(i % units));
 }
@@ -276,13 +272,6 @@ int group_probe_read(struct kern_device *dev, const struct cuda_window *w, int *
 
 /* --- planning ------------------------------------------------------------ */
 
-/* Bytes of a tensor of `lines` lines. */
-static size_t tensor_bytes(const struct kern_tensor *t, size_t lines, size_t columns)
-{
-	struct extent e = tensor_extent(t, lines ? lines : 1, columns);
-	return e.to - e.from;
-}
-
 /* The largest unit that divides everything. */
 static uint32_t unit_of(const struct moved *t)
 {
@@ -375,8 +364,9 @@ void plan_gather(struct plan *p)
 	struct group_args a = {};
 	for (uint32_t i = 0; p->dev->group.ranks > 1 && i < op->gather.tensors; i++) {
 		const struct kern_gathered *g = &op->gather.t[i];
-		const struct cuda_window *in = window_of(
-			p, g->x.at, tensor_bytes(&g->x, (size_t)plan_rows(p) * g->parts, g->dim));
+		size_t lines = (size_t)plan_rows(p) * g->parts;
+		struct extent e = tensor_extent(&g->x, lines ? lines : 1, g->dim);
+		const struct cuda_window *in = window_of(p, g->x.at, e.to - e.from);
 		if (w && in && in != w)
 			plan_fail(p, KERN_EINVAL, "tensors in two GROUP memories");
 		if (!p->rc && !w)
@@ -400,6 +390,10 @@ void plan_broadcast(struct plan *p)
 	                                  : NULL;
 	if (!w)
 		return;
+	if (op->broadcast.bytes > UINT32_MAX) {
+		plan_fail(p, KERN_EINVAL, "%zu bytes: at most 2^32 - 1", op->broadcast.bytes);
+		return;
+	}
 	struct group_args a = args_of(p, w);
 	struct moved m = {};
 	m.at = op->broadcast.at.v - w->own.dev.v;
@@ -411,8 +405,7 @@ void plan_broadcast(struct plan *p)
 	launch(p, w, &a, a.rank != 0);
 }
 
-/* A collective without data. Returns where the device notes that the group is broken. */
-static const uint32_t *plan_meet(struct plan *p, int with_progress)
+const uint32_t *plan_meet(struct plan *p, bool with_progress)
 {
 	const struct cuda_window *w = p->dev->group.ranks > 1 ? window_of(p, kern_ptr{0}, 0) : NULL;
 	if (!w)
@@ -423,14 +416,9 @@ static const uint32_t *plan_meet(struct plan *p, int with_progress)
 	return &a.mine->dead;
 }
 
-const uint32_t *plan_meet_progress(struct plan *p)
-{
-	return plan_meet(p, 1);
-}
-
 void plan_barrier(struct plan *p)
 {
-	plan_meet(p, 0);
+	plan_meet(p, false);
 }
 
 void plan_reduce(struct plan *p)

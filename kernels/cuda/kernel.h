@@ -12,27 +12,28 @@
 
 #ifdef __CUDACC__
 
-/* Kernels may start before the previous one is done. */
+/* Instructions that there are from compute capability 9.0 on, and those of wgmma (below); elsewhere
+ * nothing. KERNELS_OVERLAP: kernels may start before the previous one is done. */
 #if __CUDA_ARCH__ >= 900
 #define KERNELS_OVERLAP 1
+#define ASM_SM90(...) asm volatile(__VA_ARGS__)
 #else
 #define KERNELS_OVERLAP 0
+#define ASM_SM90(...)
 #endif
-
-/* Whether there is wgmma (below). */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define WGMMA 1
+#define ASM_WGMMA(...) asm volatile(__VA_ARGS__)
 #else
 #define WGMMA 0
+#define ASM_WGMMA(...)
 #endif
 
 /* Programmatic dependent launch: lets the next kernel of the stream be launched, whose blocks wait
  * on the device until this one is done. */
 static __device__ __forceinline__ void grid_launch_next(void)
 {
-#if KERNELS_OVERLAP
-	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+	ASM_SM90("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 /* Waits until the previous kernel is done, and so everything before it, because every thread of
@@ -40,9 +41,7 @@ static __device__ __forceinline__ void grid_launch_next(void)
  * without this call must not be launched with overlap (program.c). */
 static __device__ __forceinline__ void grid_wait(void)
 {
-#if KERNELS_OVERLAP
-	asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+	ASM_SM90("griddepcontrol.wait;" ::: "memory");
 }
 
 /* KERNEL(name, most threads per block, struct of its argument `a`) { ... } Requesting one block per
@@ -90,8 +89,8 @@ static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4],
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Starts copying 16 bytes into shared memory; both addresses are multiples of 16. Not there: zeros,
- * and nothing is read. Done once the group that they are committed to has been waited for. */
+/* Starts copying 16 bytes into shared memory; both addresses are multiples of 16. If `there` is
+ * false, writes zeros and does not read `from`. */
 static __device__ __forceinline__ void copy_async_16(void *to, const void *from, bool there)
 {
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
@@ -99,15 +98,10 @@ static __device__ __forceinline__ void copy_async_16(void *to, const void *from,
 	             : "memory");
 }
 
-static __device__ __forceinline__ void copy_async_commit(void)
+/* Waits for all copies that this thread has started. */
+static __device__ __forceinline__ void copy_async_wait(void)
 {
-	asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Waits for this thread's groups but for the latest PENDING. */
-template <int PENDING> static __device__ __forceinline__ void copy_async_wait(void)
-{
-	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+	asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /* Arrives at a barrier (below) once all copies that this thread has started so far are done. */
@@ -141,9 +135,7 @@ static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t 
 
 static __device__ __forceinline__ void barrier_ready(void)
 {
-#if __CUDA_ARCH__ >= 900
-	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+	ASM_SM90("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
@@ -156,13 +148,10 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
 /* Arrives, and announces bytes that copy_bulk_both brings. From compute capability 9.0 on. */
 static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
 {
-#if __CUDA_ARCH__ >= 900
-	asm volatile(
-		"{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}" ::"r"(
-			shared_address(barrier)),
-		"r"(bytes)
-		: "memory");
-#endif
+	ASM_SM90("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}" ::"r"(
+				 shared_address(barrier)),
+	         "r"(bytes)
+	         : "memory");
 }
 
 static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t phase)
@@ -187,9 +176,7 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
 static __device__ __forceinline__ uint32_t cluster_rank(void)
 {
 	uint32_t rank = 0;
-#if __CUDA_ARCH__ >= 900
-	asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
+	ASM_SM90("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 	return rank;
 }
 
@@ -197,22 +184,18 @@ static __device__ __forceinline__ uint32_t cluster_rank(void)
  * ends whose shared memory others use. */
 static __device__ __forceinline__ void cluster_meet(void)
 {
-#if __CUDA_ARCH__ >= 900
-	asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-	                 : "memory");
-#endif
+	ASM_SM90("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+	             : "memory");
 }
 
 /* barrier_arrive at the same barrier of another block. Orders nothing but this thread's reads of
  * shared memory, which it has used: a release for the cluster would wait for all its loads. */
 static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint32_t rank)
 {
-#if __CUDA_ARCH__ >= 900
-	asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
-	             "mbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(shared_address(barrier)),
-	             "r"(rank)
-	             : "memory");
-#endif
+	ASM_SM90("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
+	         "mbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(shared_address(barrier)),
+	         "r"(rank)
+	         : "memory");
 }
 
 /* Starts copying into shared memory, to the same place of both blocks of a cluster of two;
@@ -221,12 +204,10 @@ static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint
 static __device__ __forceinline__ void copy_bulk_both(void *to, const void *from, uint32_t bytes,
                                                       uint64_t *barrier)
 {
-#if __CUDA_ARCH__ >= 900
-	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
-	             "cluster [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-	             "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"((uint16_t)3)
-	             : "memory");
-#endif
+	ASM_SM90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+	         "cluster [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+	         "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"((uint16_t)3)
+	         : "memory");
 }
 
 /* --- wgmma: products by four warps together, of which B lies in shared memory --- */
@@ -235,17 +216,13 @@ static __device__ __forceinline__ void copy_bulk_both(void *to, const void *from
  * a barrier has passed. It may wait until the thread's own loads and copies are done. */
 static __device__ __forceinline__ void wgmma_publish(void)
 {
-#if WGMMA
-	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+	ASM_WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /* Before the first wgmma after any other access to its registers. */
 static __device__ __forceinline__ void wgmma_begin(void)
 {
-#if WGMMA
-	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
+	ASM_WGMMA("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
 #define WGMMA_D4(I) "+f"(d[I]), "+f"(d[(I) + 1]), "+f"(d[(I) + 2]), "+f"(d[(I) + 3])
@@ -262,39 +239,33 @@ static __device__ __forceinline__ void wgmma_begin(void)
 /* Starts d (64, N) = a (64, 16) b (16, N), with `add` d += ab, for the four warps of a warpgroup,
  * which the block's warps 4 i to 4 i + 3 are. Warp i has rows 16 i to 16 i + 15 of a and d: a as
  * mma_bf16's, and d like N / 8 times mma_bf16's, one after the other (PTX ISA, wgmma.mma_async). b:
- * wgmma_operand. Until wgmma_end or wgmma_wait a and b must not change, and d not be used. Before
- * it wgmma_begin. */
+ * wgmma_operand. Until wgmma_wait a and b must not change, and d not be used. Before it
+ * wgmma_begin. */
 template <int N, int BY_K>
 static __device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], const uint32_t a[4],
                                                   uint64_t b, bool add)
 {
 	static_assert(N == 64 || N == 128, "written for these");
-#if WGMMA
 	if constexpr (N == 64)
-		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-		             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_R32
-		             "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-		             : WGMMA_D32(0)
-		             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add),
-		               "n"(BY_K));
+		ASM_WGMMA("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+		          "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_R32
+		          "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+		          : WGMMA_D32(0)
+		          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add),
+		            "n"(BY_K));
 	else
-		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-		             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_R64
-		             "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
-		             : WGMMA_D32(0), WGMMA_D32(32)
-		             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add),
-		               "n"(BY_K));
-#else
-	(void)d, (void)a, (void)b, (void)add;
-#endif
+		ASM_WGMMA("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+		          "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_R64
+		          "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+		          : WGMMA_D32(0), WGMMA_D32(32)
+		          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add),
+		            "n"(BY_K));
 }
 
 /* The wgmma since the last call are a group. */
 static __device__ __forceinline__ void wgmma_commit(void)
 {
-#if WGMMA
-	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
+	ASM_WGMMA("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 /* Waits for this warp's groups but for the latest PENDING. d: results of the last one that is
@@ -302,32 +273,13 @@ static __device__ __forceinline__ void wgmma_commit(void)
 template <int PENDING, int N> static __device__ __forceinline__ void wgmma_wait(float (&d)[N])
 {
 	static_assert(N == 32 || N == 64, "written for these");
-#if WGMMA
 	if constexpr (N == 32)
-		asm volatile("wgmma.wait_group.sync.aligned %32;" : WGMMA_D32(0) : "n"(PENDING) : "memory");
+		ASM_WGMMA("wgmma.wait_group.sync.aligned %32;" : WGMMA_D32(0) : "n"(PENDING) : "memory");
 	else
-		asm volatile("wgmma.wait_group.sync.aligned %64;"
-		             : WGMMA_D32(0), WGMMA_D32(32)
-		             : "n"(PENDING)
-		             : "memory");
-#else
-	(void)d;
-#endif
-}
-
-/* The same where none of their results is read before a later wait. */
-template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
-{
-#if WGMMA
-	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-#endif
-}
-
-/* Waits for all wgmma that were started; d: of the last ones. */
-template <int N> static __device__ __forceinline__ void wgmma_end(float (&d)[N])
-{
-	wgmma_commit();
-	wgmma_wait<0>(d);
+		ASM_WGMMA("wgmma.wait_group.sync.aligned %64;"
+		          : WGMMA_D32(0), WGMMA_D32(32)
+		          : "n"(PENDING)
+		          : "memory");
 }
 
 /* a b + c for each bfloat16 half, rounded once; denormals are kept. */
@@ -502,19 +454,11 @@ static __device__ inline uint32_t magnitude_bits(float v)
 
 /* --- warps and blocks ---------------------------------------------------- */
 
-/* Sums and maxima over all 32 lanes, in a fixed order; every lane gets the result. */
+/* The sum and the largest over all 32 lanes, in a fixed order; every lane gets the result. */
 template <typename T> static __device__ inline T warp_sum(T v)
 {
 	for (uint32_t by = WARP / 2; by; by /= 2)
 		v += __shfl_xor_sync(ALL_LANES, v, by);
-	return v;
-}
-
-/* NaN counts as smaller than all numbers. */
-static __device__ inline float warp_max(float v)
-{
-	for (uint32_t by = WARP / 2; by; by /= 2)
-		v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, by));
 	return v;
 }
 
@@ -526,22 +470,6 @@ template <typename T> static __device__ inline T warp_largest(T v)
 		v = other > v ? other : v;
 	}
 	return v;
-}
-
-/* Sum over the whole block of `threads`, a multiple of 32; `part` is shared memory for one value
- * per warp, and may be reused after the call. */
-template <typename T> static __device__ inline T block_sum(T v, T *part, uint32_t threads)
-{
-	uint32_t warp = threadIdx.x / WARP, warps = threads / WARP;
-	v = warp_sum(v);
-	if (threadIdx.x % WARP == 0)
-		part[warp] = v;
-	__syncthreads();
-	T sum = part[0];
-	for (uint32_t i = 1; i < warps; i++)
-		sum += part[i];
-	__syncthreads();
-	return sum;
 }
 
 /* The largest of the whole block's unsigned integers; `part`, which keeps each warp's, must not be

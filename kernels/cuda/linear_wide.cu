@@ -45,9 +45,8 @@ struct alignas(128) wide_shared {
 	const float *sums_at;
 };
 
-/* (unused where there is no wgmma) a step of 8 rows of x, of a group of rows */
-[[maybe_unused]] static const uint32_t TILE_BYTES = TILE_ROWS * STEP_BYTES,
-									   GROUP_BYTES = READY_GROUP * STEP_BYTES;
+/* A step of 8 rows of x, of a group of rows. */
+static const uint32_t TILE_BYTES = TILE_ROWS * STEP_BYTES, GROUP_BYTES = READY_GROUP * STEP_BYTES;
 
 static __device__ inline struct wide_shared &shared(void)
 {
@@ -154,7 +153,8 @@ static __device__ __forceinline__ void add_stage(float (&acc)[PARTS][PART / 2],
 			                    j && !alone);
 			if (j == 0 && !alone)
 				continue;
-			wgmma_end(d);
+			wgmma_commit();
+			wgmma_wait<0>(d);
 			UNROLL
 			for (int i = 0; i < PART / 8; i++) {
 				float of[2] = {0, 0};
@@ -249,17 +249,11 @@ static __device__ __forceinline__ void product_wide(const struct product_args &a
 /* --- the kernels --------------------------------------------------------- */
 
 /* Where there is no wgmma the kernels are empty, and never launched. */
-template <int CODES, int EXISTS>
-static __device__ __forceinline__ void if_there(const struct product_args &a)
-{
-	if constexpr (EXISTS)
-		product_wide<CODES>(a);
-}
-
 #define WIDE_KERNEL(NAME, CODES)                              \
 	KERNEL(product_wide_##NAME, THREADS, struct product_args) \
 	{                                                         \
-		if_there<CODES, WGMMA>(a);                            \
+		if (WGMMA)                                            \
+			product_wide<CODES>(a);                           \
 	}
 WIDE_KERNEL(bf16, CODES_BF16)
 WIDE_KERNEL(bytes, CODES_BYTES)

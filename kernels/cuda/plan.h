@@ -40,7 +40,7 @@ enum ready_kind { READY_MMA, READY_EXACT, READY_WIDE, READY_KINDS };
 enum plan_room {
 	ROOM_PARTIAL,
 	ROOM_GATHERED,
-	ROOM_GIVEN,
+	ROOM_EXPERT_OUT,
 	ROOM_OTHER,
 	ROOM_READY, /* one for each kind */
 	PLAN_ROOMS = ROOM_READY + (int)READY_KINDS
@@ -54,6 +54,13 @@ struct prepared {
 	uint32_t k;
 	enum kern_rows rows;
 	bool sums;
+};
+
+/* Which experts rows have chosen, of those first .. first + experts - 1: ids (R, used). */
+struct choice {
+	const uint32_t *ids;
+	uint32_t used, first, experts;
+	enum kern_rows rows;
 };
 
 struct plan {
@@ -75,7 +82,9 @@ struct plan {
 	size_t room[PLAN_ROOMS], room_at[PLAN_ROOMS], kept, kept_at;
 	unsigned progress;                  /* number of progress operations */
 	struct prepared ready[READY_KINDS]; /* private to linear.cu */
-	void *groups; /* the latest operation that sorted rows by experts; private to experts.cu */
+	/* by which pairs are sorted, as long as rows have not chosen again; ids NULL: none. Of
+	 * experts.cu */
+	struct choice sorted;
 	/* lists of work that attention operations share; private to attention.cu */
 	struct {
 		uint32_t key[7];
@@ -144,9 +153,9 @@ static inline bool extents_apart(struct extent a, struct extent b)
 #define plan_recv plan_transfer
 #define PLAN_DECLARED(KIND, NAME) void plan_##NAME(struct plan *p);
 KERN_OPERATIONS(PLAN_DECLARED)
-/* A barrier of all ranks for batches with progress. Returns the word on the device that is nonzero
- * if the group is broken; NULL: no group. */
-const uint32_t *plan_meet_progress(struct plan *p);
+/* A barrier of all ranks, with_progress: only for batches with progress. Returns the word on the
+ * device that is nonzero if the group is broken; NULL: no group. */
+const uint32_t *plan_meet(struct plan *p, bool with_progress);
 
 #ifdef __cplusplus
 }

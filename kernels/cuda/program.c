@@ -36,7 +36,7 @@ static void plan_all(struct plan *p, const struct size *s, const struct kern_op 
 	p->spans = s->spans;
 	p->launches = p->kept_at = 0;
 	p->progress = 0;
-	p->groups = NULL;
+	p->sorted.ids = NULL;
 	p->list_count = 0;
 	memset(p->ready, 0, sizeof p->ready);
 	p->end = ops + n;

@@ -69,8 +69,9 @@ static __device__ void softmax_scores(const struct route_args &a, uint32_t r, fl
 	float max = -INFINITY;
 	double sum = 0;
 	for (uint32_t e = lane; e < a.router.experts; e += WARP)
-		max = fmaxf(max, tensor_get(a.logits, r, e));
-	max = warp_max(max);
+		max = fmaxf(max, tensor_get(a.logits, r, e)); /* a NaN counts as smaller than all numbers */
+	for (uint32_t by = WARP / 2; by; by /= 2)
+		max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, by));
 	for (uint32_t e = lane; e < a.router.experts; e += WARP)
 		sum += own_exp((double)tensor_get(a.logits, r, e) - (double)max);
 	sum = warp_sum(sum);
@@ -159,7 +160,7 @@ void plan_route(struct plan *p)
 	const struct kern_op *op = p->op;
 	const struct kern_router &r = op->route.router;
 	kern_ptr ids = op->route.ids, weights = op->route.weights;
-	p->groups = NULL; /* the rows' experts change */
+	p->sorted.ids = NULL; /* the rows' experts change */
 	struct route_args a = {p->batch,          op->route.logits,   r,
 	                       (uint32_t *)ids.v, (float *)weights.v, op->rows};
 	uint32_t blocks = (plan_rows(p) + ROUTE_WARPS - 1) / ROUTE_WARPS;

@@ -138,11 +138,24 @@ struct norm_args {
 	struct make_kinds make; /* of y */
 };
 
+/* Sum over the block; `part` (NORM_THREADS / WARP) may be used again after the call. */
+static __device__ inline double block_sum(double v, double *part)
+{
+	v = warp_sum(v);
+	if (threadIdx.x % WARP == 0)
+		part[threadIdx.x / WARP] = v;
+	__syncthreads();
+	double sum = part[0];
+	for (uint32_t i = 1; i < NORM_THREADS / WARP; i++)
+		sum += part[i];
+	__syncthreads();
+	return sum;
+}
+
 /* Each thread sums its columns in order, then the block is summed: the number of threads is the
  * same for every row of every batch. */
 KERNEL(norm_rows, NORM_THREADS, struct norm_args)
 {
-	double *part = (double *)shared_memory();
 	uint32_t r = blockIdx.x, top = 0;
 	if (r >= batch_rows(a.batch, a.rows))
 		return;
@@ -153,7 +166,7 @@ KERNEL(norm_rows, NORM_THREADS, struct norm_args)
 			x = tensor_put(a.x, r, c, x + tensor_get(a.addend, r, c));
 		sum += (double)x * (double)x;
 	}
-	sum = block_sum(sum, part, NORM_THREADS);
+	sum = block_sum(sum, (double *)shared_memory());
 	float f = (float)(1.0 / sqrt(sum / a.dim + (double)a.eps));
 	for (uint32_t c = threadIdx.x; c < a.dim; c += NORM_THREADS) {
 		uint32_t u = magnitude_bits(tensor_put(a.y, r, c, tensor_get(a.x, r, c) * f * a.w[c]));
@@ -245,7 +258,7 @@ void plan_progress(struct plan *p)
 {
 	struct progress_args a = {p->batch, (uint64_t *)p->dev->pulse_count.dev.v,
 	                          (uint64_t *)p->dev->pulse_mem.dev.v, p->op->progress.layer,
-	                          plan_meet_progress(p)};
+	                          plan_meet(p, true)};
 	if (p->dev->group.rank)
 		return;
 	p->progress++;

@@ -60,14 +60,9 @@ static inline void copy_async_16(void *to, const void *from, bool there)
 	cuda_host_copy_async(to, from, 16, there);
 }
 
-static inline void copy_async_commit(void)
+static inline void copy_async_wait(void)
 {
-	cuda_host_copy_commit();
-}
-
-template <int PENDING> static inline void copy_async_wait(void)
-{
-	cuda_host_copy_wait(PENDING);
+	cuda_host_copy_wait();
 }
 
 static inline void barrier_arrive_copied(uint64_t *barrier)
@@ -156,17 +151,6 @@ static inline void wgmma_commit(void)
 template <int PENDING, int N> static inline void wgmma_wait(float (&)[N])
 {
 	cuda_host_wgmma_wait(PENDING);
-}
-
-template <int PENDING> static inline void wgmma_wait(void)
-{
-	cuda_host_wgmma_wait(PENDING);
-}
-
-template <int N> static inline void wgmma_end(float (&d)[N])
-{
-	wgmma_commit();
-	wgmma_wait<0>(d);
 }
 
 static inline uint32_t shared_address(const void *at)

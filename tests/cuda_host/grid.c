@@ -59,13 +59,12 @@ struct block {
  * barriers that it does when those before it are done. */
 enum { COPIES_MAX = 128 };
 struct copies {
-	unsigned n, group;
+	unsigned n;
 	struct {
 		uint64_t *barrier; /* NULL: a copy */
 		void *to;
 		const void *from; /* NULL: zeros */
 		size_t bytes;
-		unsigned group;
 	} of[COPIES_MAX];
 };
 
@@ -219,8 +218,7 @@ static void copy_add(uint64_t *barrier, void *to, const void *from, size_t bytes
 	c->of[c->n].barrier = barrier;
 	c->of[c->n].to = to;
 	c->of[c->n].from = from;
-	c->of[c->n].bytes = bytes;
-	c->of[c->n++].group = c->group;
+	c->of[c->n++].bytes = bytes;
 }
 
 void cuda_host_copy_async(void *to, const void *from, size_t bytes, int there)
@@ -233,11 +231,6 @@ void cuda_host_copy_async(void *to, const void *from, size_t bytes, int there)
 void cuda_host_barrier_arrive_copied(uint64_t *barrier)
 {
 	copy_add(barrier, NULL, NULL, 0);
-}
-
-void cuda_host_copy_commit(void)
-{
-	copies[now() - fibre].group++;
 }
 
 static void barrier_change(uint64_t *barrier, int arrived, int32_t bytes);
@@ -256,13 +249,10 @@ static void copies_do(struct copies *c, unsigned n)
 	c->n -= n;
 }
 
-void cuda_host_copy_wait(unsigned pending)
+void cuda_host_copy_wait(void)
 {
 	struct copies *c = &copies[now() - fibre];
-	unsigned n = 0;
-	while (n < c->n && c->of[n].group + pending < c->group)
-		n++;
-	copies_do(c, n);
+	copies_do(c, c->n);
 }
 
 /* Does copies of one thread of the block up to the next of which it tells a barrier. */
@@ -652,7 +642,7 @@ static void block_begin(struct block *b, struct dim3 grid, size_t at, size_t sha
 		f->state = READY;
 		f->block = b;
 		f->exchanges = 0;
-		copies[b->first + i].n = copies[b->first + i].group = 0;
+		copies[b->first + i].n = 0;
 		wgmmas[b->first + i].n = wgmmas[b->first + i].group = 0;
 		f->stack = stack_begin(b->first + i);
 	}

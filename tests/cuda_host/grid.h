@@ -53,8 +53,7 @@ void cuda_host_wgmma_wait(unsigned pending);
 /* See copy_async_16 in kernels/cuda/kernel.h: of `bytes`, which become zeros if they are not
  * there. */
 void cuda_host_copy_async(void *to, const void *from, size_t bytes, int there);
-void cuda_host_copy_commit(void);
-void cuda_host_copy_wait(unsigned pending);
+void cuda_host_copy_wait(void);
 
 /* See barrier_init and what follows in kernels/cuda/kernel.h. Bytes, and a thread's copies, come
  * while somebody waits for them; those of different threads in any order. */

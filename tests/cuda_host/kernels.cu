@@ -138,7 +138,8 @@ KERNEL(multiply_group, 128, struct group_args)
 		wgmma_bf16<COLUMNS, 0>(d, x, wgmma_operand(s, WGMMA_PLAIN, 128, 256), false);
 	for (int late = 0; late < 2; late++) {
 		if (late || a.how != GROUP_EARLY)
-			wgmma_end(d);
+			wgmma_commit();
+		wgmma_wait<0>(d);
 		for (uint32_t i = 0; i < COLUMNS / 2 && late == (a.how != GROUP_EARLY); i++)
 			a.y[(16 * warp + g + 8 * (i / 2 % 2)) * COLUMNS + i / 4 * 8 + 2 * t + i % 2] = d[i];
 	}
