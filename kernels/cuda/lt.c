@@ -52,18 +52,6 @@ static void api_look(void)
 	api.found = cuda_library(LIBRARY, all, sizeof all / sizeof *all, api.why, sizeof api.why);
 }
 
-static int api_find(struct kern_device *dev)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	pthread_once(&once, api_look);
-	if (api.found)
-		return KERN_OK;
-	return cuda_fail(dev, KERN_ENOTSUP,
-	                 "variant fast needs %s, which cannot be loaded: install cuBLAS of CUDA %d, or "
-	                 "leave `variant` at auto (%.200s)",
-	                 LIBRARY, CUBLAS_VER_MAJOR, api.why);
-}
-
 static int check(struct kern_device *dev, cublasStatus_t status, const char *doing)
 {
 	if (status == CUBLAS_STATUS_SUCCESS)
@@ -102,14 +90,19 @@ static int preference_new(struct kern_device *dev, struct lt *lt)
 
 int lt_open(struct kern_device *dev, struct lt **ret_lt)
 {
-	int rc = api_find(dev);
-	if (rc)
-		return rc;
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, api_look);
+	if (!api.found)
+		return cuda_fail(dev, KERN_ENOTSUP,
+		                 "variant fast needs " LIBRARY
+		                 ", which cannot be loaded: install cuBLAS of "
+		                 "CUDA %d, or leave `variant` at auto (%.200s)",
+		                 CUBLAS_VER_MAJOR, api.why);
 	struct lt *lt = calloc(1, sizeof *lt);
 	if (!lt)
 		return cuda_fail(dev, KERN_ENOMEM, "out of memory for cuBLASLt");
 	lt->workspace_bytes = dev->overlaps ? WORKSPACE_BYTES_SM90 : WORKSPACE_BYTES;
-	rc = check(dev, api.cublasLtCreate(&lt->handle), "opening the device");
+	int rc = check(dev, api.cublasLtCreate(&lt->handle), "opening the device");
 	if (!rc)
 		rc = preference_new(dev, lt);
 	if (!rc)

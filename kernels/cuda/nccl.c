@@ -71,12 +71,6 @@ static void api_look(void)
 		api.number = number;
 }
 
-static void api_find(void)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	pthread_once(&once, api_look);
-}
-
 /* --- waiting ------------------------------------------------------------- */
 
 /* How long a step may wait for others: as long as the more patient of its two kinds. */
@@ -310,10 +304,11 @@ static int comm_open(struct kern_device *dev, enum among among, unsigned me, uns
 
 int nccl_open(struct kern_device *dev)
 {
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	int sums = dev->fast && dev->group.ranks > 1, stages = dev->pipe.stages > 1, rc = KERN_OK;
 	if (!sums && !stages)
 		return KERN_OK;
-	api_find();
+	pthread_once(&once, api_look);
 	dev->nccl = calloc(1, sizeof *dev->nccl);
 	if (!dev->nccl)
 		return cuda_fail(dev, KERN_ENOMEM, "out of memory for NCCL");
