@@ -3,9 +3,8 @@
  *
  * A tile is 128 vectors, 16 for each of 8 warps, which share what is loaded: K, then V, of 64
  * positions at a time (a stage) come into a ring in shared memory while earlier ones are
- * multiplied. attention_decode.cu loads K and V once for 16 or 32 vectors; there a long prompt is
- * limited by the L2 cache. A warp has all scores of a chunk in registers, turns them into weights,
- * which are already where the tensor cores want them, and multiplies these by V.
+ * multiplied. A warp has all scores of a chunk in registers, turns them into weights, which are
+ * already where the tensor cores want them, and multiplies these by V.
  *
  * The kernel is written for two instructions (by_mma, by_wgmma). With wgmma two warpgroups have 64
  * vectors each and alternate: while one multiplies (V of a chunk, then K of the next), the other
@@ -19,10 +18,7 @@
  * 32nd position, then across these lanes. Positions that are left out here and not there, or the
  * reverse, have weight 0. Where tensor cores may add 16 products in two steps (compute capability
  * 8), it matters which of them have the same place in a step: by_mma has all those of
- * attention_decode.cu. A wgmma adds the 16 products and the accumulator as one sum, which has no
- * order (MMA-Sim, arXiv:2511.10909, found the same sum for mma.sync on these devices). The
- * self-test of selftest.c compares the two on the device at hand; where they differ, by_mma is
- * used. */
+ * attention_decode.cu. With wgmma it does not (kernel.h). */
 #include "kernels/cuda/attention.h"
 
 enum { WARPS = 8, THREADS = WARPS * WARP, GROUP_THREADS = 4 * WARP };

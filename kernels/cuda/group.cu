@@ -1,11 +1,11 @@
 /* group.cu - collectives of a group of devices. A rank copies its columns into the other ranks'
- * copies of the operand (peers.c), then tells them the number of the collective and waits until
- * all have told it theirs. So what others wrote is in this rank's memory when the kernel ends. A
- * rank may be a collective ahead of another: by the rule of struct kern_group it then overwrites
- * nothing that the other still reads, and numbers only grow, so nothing else needs a barrier.
+ * copies of the operand (peers.c), then writes the number of the collective to each of them, and
+ * waits for theirs. So what others wrote is in this rank's memory when the kernel ends. A rank may be
+ * a collective ahead of another: by the rule of struct kern_group it then overwrites nothing that
+ * the other still reads, and numbers only grow, so nothing else needs a barrier.
  *
- * Only the last block to finish copying tells and waits, so a grid may be larger than what the
- * device runs at once; and the kernel after it is launched only when it is done, because blocks
+ * Only the last block to finish copying writes numbers and waits, so a grid may be larger than what
+ * the device runs at once; and the kernel after it is launched only when it is done, because blocks
  * that wait for it would take room that a rank on the same device may need. The wait ends when the
  * group is broken, a rank is late, or the host has given up (peers_break); the device then skips the
  * copies and waits of all later collectives of this memory, and `sync` reports it (peers_check).
@@ -18,7 +18,7 @@ enum {
 	THREADS = 512,
 	BLOCK_BYTES = 16384, /* that a block copies, unless there are too many blocks */
 	BLOCKS_MAX = 64,
-	LOOK_TURNS = 128 /* turns of a waiting loop between looks at the clock and the host */
+	LOOK_POLLS = 128 /* polls of a waiting loop between looks at the clock and the host */
 };
 
 /* A tensor in the window: (R, parts) lines, or `lines` lines unless that is 0. This rank's columns
@@ -147,10 +147,10 @@ static __device__ void copy_in(const struct group_args &a, const struct moved &t
 static __device__ bool await(const struct group_args &a, uint32_t r, uint32_t number)
 {
 	uint64_t begun = 0;
-	for (uint32_t turn = 0;; turn++) {
+	for (uint32_t poll = 0;; poll++) {
 		if ((int32_t)(load_acquire_system(&a.arrived[r]) - number) >= 0)
 			return true;
-		if (turn % LOOK_TURNS) {
+		if (poll % LOOK_POLLS) {
 			wait_a_little();
 			continue;
 		}

@@ -11,7 +11,7 @@
 enum { HEAD_STEPS_MAX = 6, WARPS = 8, ROWS_FEW = 64, ACROSS_MAX = 64 };
 
 /* What an operation does to its heads. */
-enum step_kind { STEP_NORM, STEP_TURN_HALF, STEP_TURN_INTERLEAVED, STEP_STORE_K, STEP_STORE_V };
+enum step_kind { STEP_NORM, STEP_ROPE_HALF, STEP_ROPE_INTERLEAVED, STEP_STORE_K, STEP_STORE_V };
 
 struct head_step {
 	struct kern_tensor x; /* (R, heads, stride) */
@@ -68,7 +68,7 @@ static __device__ inline void put_angles(const struct heads_args &a, uint32_t ro
 	}
 }
 
-static __device__ inline void turn_head(const struct head &h, const float *sines, bool half)
+static __device__ inline void rope_head(const struct head &h, const float *sines, bool half)
 {
 	uint32_t pairs = h.count / 2;
 	for (uint32_t i = h.lane; i < pairs; i += WARP) {
@@ -134,8 +134,8 @@ static __device__ inline void do_step(const struct heads_args &a, const struct h
 	struct head h = {s.x, row, i * s.stride, s.dim, threadIdx.x % WARP};
 	switch (s.kind) {
 	case STEP_NORM: norm_head(h, s.w, s.eps); break;
-	case STEP_TURN_HALF: turn_head(h, sines, true); break;
-	case STEP_TURN_INTERLEAVED: turn_head(h, sines, false); break;
+	case STEP_ROPE_HALF: rope_head(h, sines, true); break;
+	case STEP_ROPE_INTERLEAVED: rope_head(h, sines, false); break;
 	case STEP_STORE_K: store_head(a, h, a.kv.latent ? i : 2 * i); break;
 	case STEP_STORE_V: store_head(a, h, 2 * i + 1); break;
 	}
@@ -160,18 +160,19 @@ KERNEL(head_steps, WARPS *WARP, struct heads_args)
 		}
 }
 
-/* --- lots: equally spaced items of one tensor ---------------------------- */
+/* --- ranges of heads ------------------------------------------------------ */
 
-struct lot {
+/* Equally spaced items of one tensor. */
+struct head_range {
 	struct kern_tensor x;   /* starts at the first item */
 	uint32_t items, stride; /* stride: in elements, as is: */
 	uint32_t width;         /* part of an item that steps touch */
 	uint32_t first;         /* number of the first item */
 };
 
-/* Adds the step's heads to the lot: existing items, or new ones at either end. False: they do not
+/* Adds the step's heads to the range: existing items, or new ones at either end. False: they do not
  * fit its grid. */
-static bool lot_take(struct lot *l, const struct head_step *s)
+static bool range_add(struct head_range *l, const struct head_step *s)
 {
 	int64_t bytes = element_bytes(&l->x), apart = (int64_t)(s->x.at.v - l->x.at.v),
 			stride = l->stride, heads = s->heads, items = l->items;
@@ -193,17 +194,17 @@ static bool lot_take(struct lot *l, const struct head_step *s)
 	return true;
 }
 
-static struct extent lot_extent(const struct lot *l, size_t rows)
+static struct extent range_extent(const struct head_range *l, size_t rows)
 {
 	return tensor_extent(&l->x, rows, (l->items - 1) * (size_t)l->stride + l->width);
 }
 
-/* Whether the lots share no byte: different memory, or different columns of the same rows. */
-static bool lots_apart(const struct lot *a, const struct lot *b, uint32_t rows)
+/* Whether the ranges share no byte: different memory, or different columns of the same rows. */
+static bool ranges_apart(const struct head_range *a, const struct head_range *b, uint32_t rows)
 {
-	struct extent x = lot_extent(a, 1), y = lot_extent(b, 1);
+	struct extent x = range_extent(a, 1), y = range_extent(b, 1);
 	size_t row_bytes = a->x.ld * element_bytes(&a->x);
-	if (extents_apart(lot_extent(a, rows), lot_extent(b, rows)))
+	if (extents_apart(range_extent(a, rows), range_extent(b, rows)))
 		return true;
 	return row_bytes == b->x.ld * element_bytes(&b->x) && extents_apart(x, y) &&
 	       (x.to > y.to ? x.to : y.to) - (x.from < y.from ? x.from : y.from) <= row_bytes;
@@ -214,25 +215,25 @@ static bool lots_apart(const struct lot *a, const struct lot *b, uint32_t rows)
  * items. */
 static bool place_steps(struct heads_args *a, uint32_t rows)
 {
-	struct lot lot[HEAD_STEPS_MAX];
-	uint32_t lots = 0, of[HEAD_STEPS_MAX];
+	struct head_range range[HEAD_STEPS_MAX];
+	uint32_t ranges = 0, of[HEAD_STEPS_MAX];
 	bool apart = true;
 	for (uint32_t s = a->steps; s-- > 0;) {
 		const struct head_step *step = &a->step[s];
-		for (of[s] = 0; of[s] < lots && !lot_take(&lot[of[s]], step);)
+		for (of[s] = 0; of[s] < ranges && !range_add(&range[of[s]], step);)
 			of[s]++;
-		if (of[s] == lots)
-			lot[lots++] = {step->x, step->heads, step->stride, step->dim, 0};
+		if (of[s] == ranges)
+			range[ranges++] = {step->x, step->heads, step->stride, step->dim, 0};
 	}
 	a->items = 0;
-	for (uint32_t i = 0; i < lots; i++) {
-		lot[i].first = a->items;
-		a->items += lot[i].items;
+	for (uint32_t i = 0; i < ranges; i++) {
+		range[i].first = a->items;
+		a->items += range[i].items;
 		for (uint32_t j = 0; j < i; j++)
-			apart &= lots_apart(&lot[i], &lot[j], rows);
+			apart &= ranges_apart(&range[i], &range[j], rows);
 	}
 	for (uint32_t s = 0; s < a->steps; s++) {
-		const struct lot *l = &lot[of[s]];
+		const struct head_range *l = &range[of[s]];
 		a->step[s].first = l->first + (uint32_t)((a->step[s].x.at.v - l->x.at.v) /
 		                                         element_bytes(&l->x) / l->stride);
 	}
@@ -258,7 +259,7 @@ static bool add_norm(struct plan *p, struct heads_args *a)
 }
 
 /* Adds a rotation; all rotations of a launch must have the same angles. */
-static bool add_turn(struct plan *p, struct heads_args *a)
+static bool add_rope(struct plan *p, struct heads_args *a)
 {
 	const struct kern_op *op = p->op;
 	const struct kern_rope *rope = &op->rope.rope;
@@ -271,7 +272,7 @@ static bool add_turn(struct plan *p, struct heads_args *a)
 	a->inv_freq = inv_freq;
 	a->pairs = rope->dims / 2;
 	a->scale = rope->scale;
-	add_step(a, rope->style == KERN_ROPE_HALF ? STEP_TURN_HALF : STEP_TURN_INTERLEAVED, &op->rope.x,
+	add_step(a, rope->style == KERN_ROPE_HALF ? STEP_ROPE_HALF : STEP_ROPE_INTERLEAVED, &op->rope.x,
 	         op->rope.heads, op->rope.head_dim, rope->dims);
 	return true;
 }
@@ -297,7 +298,7 @@ static bool add_op(struct plan *p, struct heads_args *a)
 		return false;
 	switch (p->op->kind) {
 	case KERN_OP_HEAD_NORM: return add_norm(p, a);
-	case KERN_OP_ROPE: return add_turn(p, a);
+	case KERN_OP_ROPE: return add_rope(p, a);
 	case KERN_OP_KV_WRITE: return add_store(p, a);
 	default: return false;
 	}

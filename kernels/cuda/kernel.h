@@ -2,8 +2,10 @@
  * cores, and numbers of the three activation types.
  *
  * A kernel takes one struct and is launched by plan.h. The compiler fuses and reorders nothing
- * (-fmad=false): fused multiply-adds are written as fmaf. Without nvcc the same sources are
- * compiled for the host, where tests/cuda_host runs a block's threads as fibres. */
+ * (-fmad=false): fused multiply-adds are written as fmaf. Kernels check nothing and report no
+ * errors: program_new and kern_batch_check have rejected what they cannot do, and an access beyond
+ * memory breaks the device (device.c). Without nvcc the same sources are compiled for the host,
+ * where tests/cuda_host runs a block's threads as fibres. */
 #ifndef CUDA_KERNEL_H
 #define CUDA_KERNEL_H
 
@@ -123,10 +125,9 @@ static __device__ __forceinline__ void load_matrices_transposed(uint32_t m[4], c
 }
 
 /* Barriers in shared memory, on which a thread arrives at one place and waits at another. A phase
- * ends when `count` threads have arrived and all bytes that they announced have come; phases are
- * numbered from 0, and to wait for one takes the last bit of its number, so a barrier may be at
- * most one phase ahead of a thread that waits. After barrier_init, barrier_ready and
- * __syncthreads. */
+ * ends when `count` threads and all bytes that they announced have arrived; phases are numbered
+ * from 0, and to wait for one takes the last bit of its number, so a barrier may be at most one
+ * phase ahead of a thread that waits. barrier_ready and __syncthreads must follow barrier_init. */
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t count)
 {
 	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
@@ -145,7 +146,7 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
 	             : "memory");
 }
 
-/* Arrives, and announces bytes that copy_bulk_both brings. From compute capability 9.0 on. */
+/* Arrives, and announces the bytes of a copy_bulk_both. From compute capability 9.0 on. */
 static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
 {
 	ASM_SM90("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}" ::"r"(
@@ -210,10 +211,16 @@ static __device__ __forceinline__ void copy_bulk_both(void *to, const void *from
 	         : "memory");
 }
 
-/* --- wgmma: products by four warps together, of which B lies in shared memory --- */
+/* --- wgmma: products by four warps together, of which B lies in shared memory ---
+ *
+ * A wgmma sums the same 16 products as an mma.sync, and the tensor cores of these devices add 16
+ * products and the accumulator as one sum, which has no order (MMA-Sim, arXiv:2511.10909, found the
+ * same sum for both instructions). So kernels for the two compute the same bits if they take the
+ * same 16 columns at a time, in the same order. The self-test (selftest.c) compares them on the
+ * device at hand; where they differ, mma.sync does all. */
 
-/* Lets wgmma see what this thread has written to shared memory, or has learnt of by a barrier, once
- * a barrier has passed. It may wait until the thread's own loads and copies are done. */
+/* Makes visible to wgmma, after a further barrier, what this thread has written to shared memory or
+ * has been told of by a barrier. May wait for the thread's own loads and copies. */
 static __device__ __forceinline__ void wgmma_publish(void)
 {
 	ASM_WGMMA("fence.proxy.async.shared::cta;" ::: "memory");

@@ -134,7 +134,7 @@ struct make_kinds plan_ready_next(struct plan *p, const struct kern_tensor *y, u
 			enum ready_kind kind = kind_for(p, of.w[i]->dtype, op->kind == KERN_OP_EXPERTS_ACT);
 			other[kind] |= !same; /* another x takes the room */
 			wanted[kind] |= same && !other[kind];
-			sums[kind] |= same && !other[kind] && weight_layout_of(of.w[i]->dtype).offsets;
+			sums[kind] |= same && !other[kind] && has_offset(of.w[i]->dtype);
 		}
 		changed = (other[0] && other[1] && other[2]) || !leaves(p, op, y, dim);
 	}
@@ -164,14 +164,6 @@ static struct ready plan_ready(struct plan *p, const struct inputs *in, enum rea
 	p->ready[kind] = {in->count == 1 && in->rows_each == 1 ? p->op : NULL, in->x, in->k,
 	                  p->op->rows, sums};
 	return a.make.to;
-}
-
-static bool has_offsets(const struct product *product, uint32_t products)
-{
-	bool any = false;
-	for (uint32_t i = 0; i < products; i++)
-		any |= weight_layout_of(product[i].w.type).offsets != 0;
-	return any;
 }
 
 /* --- planning ------------------------------------------------------------ */
@@ -246,10 +238,13 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 		plan_fail(p, KERN_ENOMEM, "out of memory for %u products", products);
 		return;
 	}
+	bool sums = false;
 	a.batch = p->batch;
 	a.rows = p->op->rows;
 	if (chosen)
 		a.chosen = *chosen;
+	for (uint32_t i = 0; i < products; i++)
+		sums |= has_offset(product[i].w.type);
 	for (int type = 0; type < WEIGHT_TYPES; type++) {
 		a.products = 0;
 		for (uint32_t i = 0; i < products; i++)
@@ -257,7 +252,7 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 				like[a.products++] = product[i];
 		if (!a.products)
 			continue;
-		a.ready = plan_ready(p, in, kind_for(p, type, chosen), has_offsets(product, products));
+		a.ready = plan_ready(p, in, kind_for(p, type, chosen), sums);
 		a.block_rows = a.ready.wide ? (uint32_t)WIDE_COLUMNS : plan_block_rows(p);
 		a.row_blocks = chosen ? groups : (plan_rows(p) + a.block_rows - 1) / a.block_rows;
 		a.product = (const struct product *)plan_keep(p, like, a.products * sizeof *like);

@@ -72,7 +72,7 @@ struct product_args {
 /* Granularity of segments, in steps: whole blocks for types with large ones. */
 static __host__ __device__ inline uint32_t segment_unit(int type)
 {
-	return type == KERN_Q4_K || type == KERN_Q5_K || type == KERN_Q6_K ? 8 : 4;
+	return is_k_type(type) || type == KERN_Q6_K ? 8 : 4;
 }
 
 static __host__ __device__ inline uint32_t panel_pairs_of(uint32_t n)
@@ -217,7 +217,11 @@ static __device__ inline void task_put(const struct task &t, uint32_t row, uint3
 	tensor_put(t.of->y, row, column, t.bias ? v + t.bias[column] : v);
 }
 
-/* --- tensor cores --------------------------------------------------------- */
+/* --- tensor cores ---------------------------------------------------------
+ * The weight is always the A operand (16 of its rows), and activations the B operand (8 rows as 8
+ * columns), so the same instructions in the same order compute a result for any number of rows.
+ * Tensor cores sum 32 values; they truncate rather than round, so that sum is scaled and added to a
+ * float32 sum, which limits the loss (add_sum). */
 
 /* A kernel for weights of some types; `warp_bytes` of shared memory for each warp. */
 struct product_kernel {

@@ -1,11 +1,12 @@
-/* linear_mma.cu - products on tensor cores by mma.sync (linear_mma.h): one kernel for few rows of x
+/* linear_mma.cu - products on tensor cores by mma.sync (linear.h): one kernel for few rows of x
  * and one for many, for each class of weights.
  *
  * A warp has two panels of the weight and one tile or several tiles of x. With at most
  * APART_ROWS_MAX planned rows, the warps of a block divide a pair of panels: each sums every n-th
  * segment, and their sums are added in the order of segments. With more rows a warp sums all
  * segments. */
-#include "kernels/cuda/linear_mma.h"
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/record.h"
 
 #include <stddef.h>
 

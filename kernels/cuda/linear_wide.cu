@@ -9,13 +9,10 @@
  * memory of both. So the L2 cache gives a byte of the weight for 256 rows of x, and one of x for
  * 256 rows of the weight: 128 operations a byte.
  *
- * Why the bits are the same: a wgmma sums the same 16 products as an mma.sync does, of the same
- * numbers, and the tensor cores of these devices add 16 products and the accumulator as one sum,
- * which has no order (MMA-Sim, arXiv:2511.10909, found the same sum for both instructions). What
- * follows is done in the same order: sums of a step, of a segment, of all segments. The self-test
- * of selftest.c compares the two on the device at hand; where they differ, linear_mma.cu does
- * all. */
-#include "kernels/cuda/linear_mma.h"
+ * The bits are the same because the two instructions' are (kernel.h), and what follows is done in
+ * the same order: sums of a step, of a segment, of all segments. */
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/record.h"
 
 enum {
 	WARPS = WIDE_PANELS,
@@ -37,8 +34,8 @@ struct alignas(128) wide_shared {
 		float of[4];
 	} total[COLUMNS / (int)TILE_ROWS][THREADS];
 	int exponent[COLUMNS]; /* of the block's rows of x */
-	/* barriers of the ring's slots: the step's bytes have come; all warps of the cluster are done with
-	 * them */
+	/* barriers of the ring's slots: the step's bytes have arrived; all warps of the cluster have
+	 * used them */
 	uint64_t full[STAGES], empty[STAGES];
 	/* step 0 of the block's rows in struct ready */
 	const unsigned char *parts;

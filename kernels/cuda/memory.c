@@ -1,6 +1,9 @@
 /* memory.c - memory of the three kinds. SHARED memory is the driver's virtual memory with a POSIX
  * descriptor, which another process can map anywhere (no shared PID namespace is needed). The
- * driver does not report the size of the memory behind a descriptor, so a trailer stores it. */
+ * driver does not report the size of the memory behind a descriptor, so a trailer stores it.
+ *
+ * Memory is cleared before it is handed out. A function that fails has freed what it allocated;
+ * KERN_ENOMEM says how much the device has left. Of a device that hangs nothing is freed. */
 #include "kernels/cuda/backend.h"
 
 #include <stdio.h>

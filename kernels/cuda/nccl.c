@@ -122,7 +122,7 @@ static void *abort_comm(void *comm)
 /* Ends what the device has begun, and every later use, with the device's error as the reason.
  * ncclCommAbort ends kernels at once, but returns only when no graph has work of the communicator
  * any more, which may be never, so it has a thread of its own. Returns KERN_EDEVICE. */
-static int lose(struct kern_device *dev)
+static int abort_all(struct kern_device *dev)
 {
 	struct nccl *n = dev->nccl;
 	pthread_t thread;
@@ -156,7 +156,7 @@ static int call_done(struct kern_device *dev, ncclComm_t comm, ncclResult_t resu
 {
 	while (result == ncclInProgress) {
 		if (give_up(dev, until_ns, doing))
-			return lose(dev);
+			return abort_all(dev);
 		sched_yield();
 		result = state_of(comm);
 	}
@@ -164,7 +164,7 @@ static int call_done(struct kern_device *dev, ncclComm_t comm, ncclResult_t resu
 		return KERN_OK;
 	cuda_fail(dev, KERN_EDEVICE, "%s: NCCL %d.%d: %s (%.200s)", doing, api.number / 10000,
 	          api.number / 100 % 100, api.ncclGetErrorString(result), api.ncclGetLastError(comm));
-	return lose(dev);
+	return abort_all(dev);
 }
 
 int nccl_wait(struct kern_device *dev, cudaEvent_t event, cudaStream_t stream)
@@ -182,7 +182,7 @@ int nccl_wait(struct kern_device *dev, cudaEvent_t event, cudaStream_t stream)
 			if (n->comm[i])
 				rc = call_done(dev, n->comm[i], state_of(n->comm[i]), until_ns, doing[i]);
 		if (!rc && give_up(dev, until_ns, doing[n->comm[AMONG_STAGES] != NULL]))
-			rc = lose(dev);
+			rc = abort_all(dev);
 		sched_yield();
 	}
 	if (cuda_drain(stream, ABORT_NS) == cudaErrorNotReady)

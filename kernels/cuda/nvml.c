@@ -1,5 +1,5 @@
 /* nvml.c - temperature, power, clocks and memory errors from the driver's management library, if it
- * is installed; it stays loaded. Unavailable values stay 0. */
+ * is installed; it stays loaded. What is unavailable or fails stays 0. */
 #include "kernels/cuda/backend.h"
 
 /* Values of nvml.h: NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM,

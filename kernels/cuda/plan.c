@@ -1,4 +1,4 @@
-/* plan.c - services for planning functions: memory, launches. See plan.h. */
+/* plan.c - services for planning functions: memory, launches, errors. See plan.h. */
 #include "kernels/cuda/plan.h"
 
 #include <stdarg.h>

@@ -4,7 +4,8 @@
  * A program is planned for each of its sizes (largest numbers of rows), twice: first only to count
  * the memory that it needs, then with that memory. Planning functions need not distinguish: they
  * request memory and add launches. Addresses of the first pass are invalid and must not be
- * dereferenced. */
+ * dereferenced. What an operation cannot do is rejected by plan_fail; the first error is kept, and
+ * later calls do nothing. */
 #ifndef CUDA_PLAN_H
 #define CUDA_PLAN_H
 

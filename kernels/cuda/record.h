@@ -39,24 +39,13 @@ struct weight_record {
 	/* of the record, of the block: a scale, then what lies beside it in memory: an offset, or
 	 * q6_k's scale of tile 1 */
 	uint32_t scale[2], block[2];
-	float wide_scale[2]; /* f8_e4m3 */
+	float f32_scale[2]; /* f8_e4m3 */
 };
 
 /* Values of a record of a class; bf16: two records. */
 template <int CODES>
 constexpr uint32_t record_values = CODES == CODES_FLOAT ? (uint32_t)TILE_VALUES
                                                         : (uint32_t)STEP_VALUES;
-
-static __device__ __forceinline__ bool is_k_type(int type)
-{
-	return type == KERN_Q4_K || type == KERN_Q5_K;
-}
-
-/* Whether a nibble's type has offsets. */
-static __device__ __forceinline__ bool has_offset(int type)
-{
-	return type == KERN_Q4_1 || type == KERN_Q5_1 || is_k_type(type);
-}
 
 static __device__ __forceinline__ bool has_fifth_bits(int type)
 {
@@ -146,8 +135,8 @@ static __device__ __forceinline__ void load_bytes(struct weight_record &r, const
 		const unsigned char *block = p.at + (size_t)(index / f8.records) * f8.block_bytes;
 		load_words4(r.code, block + index % f8.records * f8.record_bytes + 16 * lane);
 		for (uint32_t i = 0; i < 2; i++)
-			r.wide_scale[i] = ((const float *)(block +
-			                                   f8.records * f8.record_bytes))[lane / 4 + 8 * i];
+			r.f32_scale[i] = ((const float *)(block +
+			                                  f8.records * f8.record_bytes))[lane / 4 + 8 * i];
 	}
 }
 
@@ -343,7 +332,7 @@ static __device__ __forceinline__ float record_scale(const struct weight_record 
                                                      int j)
 {
 	if constexpr (CODES == CODES_BYTES)
-		return type == KERN_E4M3 ? r.wide_scale[i] : f16_value((uint16_t)r.scale[i]);
+		return type == KERN_E4M3 ? r.f32_scale[i] : f16_value((uint16_t)r.scale[i]);
 	if constexpr (CODES == CODES_Q6_K)
 		return f16_value((uint16_t)r.block[i]) * (float)(int8_t)(r.scale[i] >> 8 * j);
 	if (type == KERN_MXFP4)
@@ -365,6 +354,43 @@ static __device__ __forceinline__ float record_offset(const struct weight_record
 {
 	return fmaf((float)code_zero(type), record_scale<CODES_NIBBLES>(r, type, i, 0),
 	            file_offset(r, type, i));
+}
+
+/* --- sums ---------------------------------------------------------------- */
+
+/* What sums of a panel's rows lane / 4 and lane / 4 + 8 are multiplied by, and what sums of x. */
+struct row_scales {
+	float scale[2], offset[2];
+};
+
+/* j: the tile of q6_k, which has one scale per tile of 16 values; else 0. */
+template <int CODES>
+static __device__ __forceinline__ struct row_scales row_scales_of(const struct weight_record &r,
+                                                                  int type, int j)
+{
+	struct row_scales s = {};
+	for (int i = 0; i < 2; i++) {
+		if constexpr (CODES != CODES_BF16 && CODES != CODES_FLOAT)
+			s.scale[i] = record_scale<CODES>(r, type, i, j);
+		if (CODES == CODES_NIBBLES && has_offset(type))
+			s.offset[i] = record_offset(r, type, i);
+	}
+	return s;
+}
+
+/* acc += what tensor cores have summed for 8 rows of x, of which this lane has two, with `sums`. */
+template <int CODES>
+static __device__ __forceinline__ void add_sum(float acc[4], int type, const struct row_scales &s,
+                                               const float sum[4], const float sums[2])
+{
+	for (int i = 0; i < 4; i++) {
+		if constexpr (CODES == CODES_BF16 || CODES == CODES_FLOAT)
+			acc[i] += sum[i];
+		else
+			acc[i] = fmaf(s.scale[i / 2], sum[i], acc[i]);
+		if (CODES == CODES_NIBBLES && has_offset(type))
+			acc[i] = fmaf(s.offset[i / 2], sums[i % 2], acc[i]);
+	}
 }
 
 #endif

@@ -45,27 +45,26 @@ struct weight_layout {
 	uint32_t values, record_bytes, high_at, scale_at; /* of a record */
 	/* records of a block, which are followed by their shared part; bytes of a block */
 	uint32_t records, block_bytes;
-	int offsets; /* whether the type has m or t */
 };
 
 static __host__ __device__ constexpr struct weight_layout weight_layout_of(int type)
 {
 	switch (type) {
-	/* panels values record high scale records block offset */
-	case KERN_F32: return weight_layout{1, 16, 1024, 0, 0, 1, 1024, 0};
+	/* panels values record high scale records block */
+	case KERN_F32: return weight_layout{1, 16, 1024, 0, 0, 1, 1024};
 	case KERN_F16:
-	case KERN_BF16: return weight_layout{1, 16, 512, 0, 0, 1, 512, 0};
-	case KERN_Q8_0: return weight_layout{1, 32, 544, 0, 512, 1, 544, 0};
-	case KERN_Q4_0: return weight_layout{1, 32, 288, 0, 256, 1, 288, 0};
-	case KERN_Q4_1: return weight_layout{1, 32, 320, 0, 256, 1, 320, 1};
-	case KERN_Q5_0: return weight_layout{1, 32, 352, 256, 320, 1, 352, 0};
-	case KERN_Q5_1: return weight_layout{1, 32, 384, 256, 320, 1, 384, 1};
-	case KERN_MXFP4: return weight_layout{1, 32, 272, 0, 256, 1, 272, 0};
-	case KERN_Q4_K: return weight_layout{1, 32, 288, 0, 256, 8, 8 * 288 + 64, 1};
-	case KERN_Q5_K: return weight_layout{1, 32, 352, 256, 320, 8, 8 * 352 + 64, 1};
-	case KERN_Q6_K: return weight_layout{1, 32, 416, 256, 384, 8, 8 * 416 + 32, 0};
-	case KERN_E4M3: return weight_layout{1, 32, 512, 0, 512, 4, 4 * 512 + 64, 0};
-	default: return weight_layout{0, 1, 0, 0, 0, 1, 0, 0};
+	case KERN_BF16: return weight_layout{1, 16, 512, 0, 0, 1, 512};
+	case KERN_Q8_0: return weight_layout{1, 32, 544, 0, 512, 1, 544};
+	case KERN_Q4_0: return weight_layout{1, 32, 288, 0, 256, 1, 288};
+	case KERN_Q4_1: return weight_layout{1, 32, 320, 0, 256, 1, 320};
+	case KERN_Q5_0: return weight_layout{1, 32, 352, 256, 320, 1, 352};
+	case KERN_Q5_1: return weight_layout{1, 32, 384, 256, 320, 1, 384};
+	case KERN_MXFP4: return weight_layout{1, 32, 272, 0, 256, 1, 272};
+	case KERN_Q4_K: return weight_layout{1, 32, 288, 0, 256, 8, 8 * 288 + 64};
+	case KERN_Q5_K: return weight_layout{1, 32, 352, 256, 320, 8, 8 * 352 + 64};
+	case KERN_Q6_K: return weight_layout{1, 32, 416, 256, 384, 8, 8 * 416 + 32};
+	case KERN_E4M3: return weight_layout{1, 32, 512, 0, 512, 4, 4 * 512 + 64};
+	default: return weight_layout{0, 1, 0, 0, 0, 1, 0};
 	}
 }
 
@@ -85,6 +84,17 @@ static inline struct weight_view weight_view_of(const struct kern_weight *w)
 	if (l.panels)
 		ld = ((size_t)w->k + l.values * l.records - 1) / (l.values * l.records) * l.block_bytes;
 	return weight_view{w->data, w->n, w->k, type, ld};
+}
+
+static __host__ __device__ constexpr bool is_k_type(int type)
+{
+	return type == KERN_Q4_K || type == KERN_Q5_K;
+}
+
+/* Whether a type has offsets: m, or t. */
+static __host__ __device__ constexpr bool has_offset(int type)
+{
+	return type == KERN_Q4_1 || type == KERN_Q5_1 || is_k_type(type);
 }
 
 /* Zero point of the codes, which those beyond the matrix have: values are multiples of code - zero. */
