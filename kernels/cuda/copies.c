@@ -148,35 +148,28 @@ static bool is_pinned(const struct kern_copy *c)
 
 /* --- a copy -------------------------------------------------------------- */
 
-/* Copies pieces in one driver call, in no particular order. Only this call can request copy engines
- * within a device. */
-static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece *piece,
-                              size_t pieces, cudaStream_t stream)
+/* Copies pieces in calls of up to BATCH_MAX, which have no order within a call; where the order
+ * matters each has a call of its own. Only this call can request copy engines within a device. */
+static cudaError_t copy_batches(const struct kern_copy *c, cudaStream_t stream)
 {
 	void *to[BATCH_MAX];
 	const void *from[BATCH_MAX];
-	size_t bytes[BATCH_MAX], first = 0, n = 0;
+	size_t bytes[BATCH_MAX], first = 0, most = kern_copy_is_ordered(c) ? 1 : BATCH_MAX;
 	struct cudaMemcpyAttributes attrs;
+	cudaError_t rc = cudaSuccess;
 	memset(&attrs, 0, sizeof attrs);
 	attrs.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
 	attrs.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-	for (size_t i = 0; i < pieces; i++) {
-		if (!piece[i].bytes)
-			continue;
-		to[n] = address(c->to, piece[i].to);
-		from[n] = address(c->from, piece[i].from);
-		bytes[n++] = piece[i].bytes;
-	}
-	return n ? cudaMemcpyBatchAsync(to, from, bytes, n, &attrs, &first, 1, stream) : cudaSuccess;
-}
-
-static cudaError_t copy_batches(const struct kern_copy *c, cudaStream_t stream)
-{
-	size_t most = kern_copy_is_ordered(c) ? 1 : BATCH_MAX;
-	cudaError_t rc = cudaSuccess;
-	for (size_t i = 0, n; i < c->n && rc == cudaSuccess; i += n) {
-		n = c->n - i < most ? c->n - i : most;
-		rc = copy_batch(c, c->piece + i, n, stream);
+	for (size_t i = 0, n = 0; i < c->n && rc == cudaSuccess; i++) {
+		if (c->piece[i].bytes) {
+			to[n] = address(c->to, c->piece[i].to);
+			from[n] = address(c->from, c->piece[i].from);
+			bytes[n++] = c->piece[i].bytes;
+		}
+		if (n == most || (n && i + 1 == c->n)) {
+			rc = cudaMemcpyBatchAsync(to, from, bytes, n, &attrs, &first, 1, stream);
+			n = 0;
+		}
 	}
 	return rc;
 }

@@ -164,32 +164,21 @@ KERNEL(head_steps, WARPS *WARP, struct heads_args)
 
 /* Equally spaced items of one tensor. */
 struct head_range {
-	struct kern_tensor x;   /* starts at the first item */
-	uint32_t items, stride; /* stride: in elements, as is: */
-	uint32_t width;         /* part of an item that steps touch */
-	uint32_t first;         /* number of the first item */
+	struct kern_tensor x;          /* starts at the first item */
+	uint32_t items, stride, width; /* in elements; width: part of an item that steps touch */
+	uint32_t first;                /* number of the first item */
 };
 
-/* Adds the step's heads to the range: existing items, or new ones at either end. False: they do not
- * fit its grid. */
-static bool range_add(struct head_range *l, const struct head_step *s)
+/* Whether the step's heads lie in the first items of the range, one in each; if so, it has them. */
+static bool range_has(struct head_range *l, const struct head_step *s)
 {
-	int64_t bytes = element_bytes(&l->x), apart = (int64_t)(s->x.at.v - l->x.at.v),
-			stride = l->stride, heads = s->heads, items = l->items;
-	if (s->x.type != l->x.type || s->x.ld != l->x.ld || apart % bytes ||
-	    (heads > 1 && s->stride != l->stride))
+	/* huge if the step begins before the range */
+	size_t apart = s->x.at.v - l->x.at.v, bytes = element_bytes(&l->x),
+		   end = apart / bytes + s->dim, width = end > l->width ? end : l->width;
+	if (s->x.type != l->x.type || s->x.ld != l->x.ld || apart % bytes || end > l->stride ||
+	    s->heads > l->items || (s->heads > 1 && s->stride != l->stride) ||
+	    (l->items - 1) * (size_t)l->stride + width > l->x.ld)
 		return false;
-	int64_t elements = apart / bytes,
-			at = elements >= 0 ? elements / stride : -((stride - 1 - elements) / stride),
-			end = elements - at * stride + s->dim;
-	if (end > stride || at + heads < 0 || at > items)
-		return false;
-	int64_t from = at < 0 ? at : 0, to = at + heads > items ? at + heads : items,
-			width = end > l->width ? end : l->width;
-	if ((to - from - 1) * stride + width > (int64_t)l->x.ld)
-		return false;
-	l->x.at.v += (uintptr_t)(from * stride * bytes);
-	l->items = (uint32_t)(to - from);
 	l->width = (uint32_t)width;
 	return true;
 }
@@ -220,7 +209,7 @@ static bool place_steps(struct heads_args *a, uint32_t rows)
 	bool apart = true;
 	for (uint32_t s = a->steps; s-- > 0;) {
 		const struct head_step *step = &a->step[s];
-		for (of[s] = 0; of[s] < ranges && !range_add(&range[of[s]], step);)
+		for (of[s] = 0; of[s] < ranges && !range_has(&range[of[s]], step);)
 			of[s]++;
 		if (of[s] == ranges)
 			range[ranges++] = {step->x, step->heads, step->stride, step->dim, 0};
@@ -232,11 +221,8 @@ static bool place_steps(struct heads_args *a, uint32_t rows)
 		for (uint32_t j = 0; j < i; j++)
 			apart &= ranges_apart(&range[i], &range[j], rows);
 	}
-	for (uint32_t s = 0; s < a->steps; s++) {
-		const struct head_range *l = &range[of[s]];
-		a->step[s].first = l->first + (uint32_t)((a->step[s].x.at.v - l->x.at.v) /
-		                                         element_bytes(&l->x) / l->stride);
-	}
+	for (uint32_t s = 0; s < a->steps; s++)
+		a->step[s].first = range[of[s]].first;
 	return apart;
 }
 

@@ -129,7 +129,17 @@ static void shared_unplace(CUdeviceptr at, size_t whole)
 	api.cuMemAddressFree(at, whole);
 }
 
-static int shared_new(struct kern_device *dev, size_t bytes, CUdeviceptr *ret_at)
+static struct kern_mem memory(const void *at, void *host, size_t bytes, enum kern_memory kind,
+                              enum cuda_own own)
+{
+	return (struct kern_mem){.dev = {(uintptr_t)at},
+	                         .host = host,
+	                         .bytes = bytes,
+	                         .kind = kind,
+	                         .own = (void *)(uintptr_t)own};
+}
+
+static int shared_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)
 {
 	CUmemGenericAllocationHandle h;
 	struct trailer end = {TRAILER_MAGIC, bytes};
@@ -160,10 +170,12 @@ static int shared_new(struct kern_device *dev, size_t bytes, CUdeviceptr *ret_at
 		                cudaMemcpy((unsigned char *)(uintptr_t)at + whole - sizeof end, &end,
 		                           sizeof end, cudaMemcpyDefault),
 		                "writing memory");
-	if (rc && at)
+	if (!rc)
+		rc = cuda_check(dev, cudaStreamSynchronize(0), "clearing memory");
+	if (!rc)
+		*ret_mem = memory((void *)(uintptr_t)at, NULL, bytes, KERN_MEM_SHARED, OWN_SHARED);
+	else if (at)
 		shared_unplace(at, whole);
-	else
-		*ret_at = at;
 	return rc;
 }
 
@@ -252,16 +264,6 @@ int cuda_shared_reaches(int index, CUdeviceptr at, size_t bytes, int reader, cud
 
 /* --- kern_ops ------------------------------------------------------------ */
 
-static struct kern_mem memory(const void *at, void *host, size_t bytes, enum kern_memory kind,
-                              enum cuda_own own)
-{
-	return (struct kern_mem){.dev = {(uintptr_t)at},
-	                         .host = host,
-	                         .bytes = bytes,
-	                         .kind = kind,
-	                         .own = (void *)(uintptr_t)own};
-}
-
 static int device_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)
 {
 	void *at = NULL;
@@ -278,43 +280,46 @@ static int device_new(struct kern_device *dev, size_t bytes, struct kern_mem *re
 	return rc;
 }
 
+/* The device's address of host memory that it can access. */
+static int host_mapped(struct kern_device *dev, void *host, size_t bytes, enum cuda_own own,
+                       struct kern_mem *ret_mem)
+{
+	void *at = NULL;
+	int rc = cuda_check(dev, cudaHostGetDevicePointer(&at, host, 0), "mapping host memory");
+	if (!rc)
+		*ret_mem = memory(at, host, bytes, KERN_MEM_PINNED, own);
+	return rc;
+}
+
 static int pinned_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)
 {
-	void *host = NULL, *at = NULL;
+	void *host = NULL;
 	int rc = cuda_check(
 		dev, cudaHostAlloc(&host, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable),
 		"pinning host memory");
-	if (!rc)
-		rc = cuda_check(dev, cudaHostGetDevicePointer(&at, host, 0), "mapping host memory");
-	if (!rc)
-		*ret_mem = memory(at, memset(host, 0, bytes), bytes, KERN_MEM_PINNED, OWN_HOST);
-	else if (host)
+	if (rc)
+		return rc;
+	if ((rc = host_mapped(dev, host, bytes, OWN_HOST, ret_mem)))
 		cudaFreeHost(host);
+	else
+		memset(host, 0, bytes);
 	return rc;
 }
 
 int cuda_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
                  struct kern_mem *ret_mem)
 {
-	CUdeviceptr at = 0;
 	int rc = cuda_choose(dev);
-	if (!rc && kind == KERN_MEM_GROUP && dev->peers) {
-		if (!(rc = peers_mem_new(dev, bytes, ret_mem)))
-			ret_mem->own = (void *)(uintptr_t)OWN_GROUP;
+	if (rc)
 		return rc;
-	}
-	if (rc || kind == KERN_MEM_DEVICE || kind == KERN_MEM_GROUP)
-		return rc ? rc : device_new(dev, bytes, ret_mem);
 	if (kind == KERN_MEM_PINNED)
 		return pinned_new(dev, bytes, ret_mem);
-	rc = shared_new(dev, bytes, &at);
-	if (rc)
-		return rc;
-	rc = cuda_check(dev, cudaStreamSynchronize(0), "clearing memory");
-	if (rc)
-		cuda_shared_unmap(dev->index, at, bytes);
-	else
-		*ret_mem = memory((void *)(uintptr_t)at, NULL, bytes, kind, OWN_SHARED);
+	if (kind == KERN_MEM_SHARED)
+		return shared_new(dev, bytes, ret_mem);
+	if (kind == KERN_MEM_DEVICE || !dev->peers)
+		return device_new(dev, bytes, ret_mem);
+	if (!(rc = peers_mem_new(dev, bytes, ret_mem)))
+		ret_mem->own = (void *)(uintptr_t)OWN_GROUP;
 	return rc;
 }
 
@@ -350,19 +355,13 @@ int cuda_mem_map(struct kern_device *dev, int fd, size_t bytes, struct kern_mem 
 
 int cuda_mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_mem *ret_mem)
 {
-	void *at = NULL;
 	int rc = cuda_choose(dev);
 	if (!rc)
 		rc = cuda_check(
 			dev, cudaHostRegister(host, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable),
 			"pinning host memory");
-	if (rc)
-		return rc;
-	rc = cuda_check(dev, cudaHostGetDevicePointer(&at, host, 0), "mapping host memory");
-	if (rc)
+	if (!rc && (rc = host_mapped(dev, host, bytes, OWN_REGISTERED, ret_mem)))
 		cudaHostUnregister(host);
-	else
-		*ret_mem = memory(at, host, bytes, KERN_MEM_PINNED, OWN_REGISTERED);
 	return rc;
 }
 
