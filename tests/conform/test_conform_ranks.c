@@ -65,6 +65,7 @@ struct way {
 	bool told;                /* somebody notices that it is missing, and says so */
 	bool keeps;               /* draws, of which no broadcast follows */
 	bool adds;                /* KERN_OP_REDUCE alone, see adds_run */
+	bool meets;               /* a barrier comes first */
 	bool hangs;               /* work of the devices does not end */
 	const char *want;         /* the reason, where it may add; NULL: none */
 };
@@ -349,28 +350,39 @@ static int adds_once(const struct device *dev, struct kern_program *p, const str
 	return rc;
 }
 
+/* A barrier needs GROUP memory, which all ranks make. */
+static int meeting_new(const struct group *g, const struct device *dev, struct kern_mem *ret)
+{
+	return g->way->meets ? dev->ops->mem_new(dev->d, KERN_MEM_GROUP, 64, ret) : 0;
+}
+
 /* Adds rows of float32, then of bfloat16, a few times. */
 static int adds_run(const struct group *g, const struct device *dev, unsigned rank, char *why,
                     size_t size)
 {
 	const struct kern_ops *k = dev->ops;
 	struct kern_limits limits = world_limits(g->w);
-	struct kern_mem own = {0}, batch = {0};
+	struct kern_mem own = {0}, batch = {0}, meeting = {0};
 	struct kern_program *p = NULL;
-	struct kern_op op[2] = {{.kind = KERN_OP_REDUCE}, {.kind = KERN_OP_REDUCE}};
+	struct kern_op op[] = {{.kind = KERN_OP_BARRIER},
+	                       {.kind = KERN_OP_REDUCE},
+	                       {.kind = KERN_OP_REDUCE}};
+	unsigned first = g->way->meets ? 0 : 1;
 	size_t bytes = rows_bytes(g);
 	int rc = k->mem_new(dev->d, KERN_MEM_DEVICE, 2 * bytes, &own);
 	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_PINNED, batch_bytes(g->w), &batch);
 	if (!rc)
 		batch_write(g->w, &g->s.step[0], 0, NULL, batch.host);
-	op[0].reduce.x = (struct kern_tensor){own.dev, RANK_DIM, KERN_F32};
-	op[1].reduce.x = (struct kern_tensor){kern_at(own.dev, bytes), RANK_DIM, KERN_BF16};
-	op[0].reduce.dim = op[1].reduce.dim = RANK_DIM;
-	rc = rc ? rc : k->program_new(dev->d, op, 2, &limits, &p);
+	op[1].reduce.x = (struct kern_tensor){own.dev, RANK_DIM, KERN_F32};
+	op[2].reduce.x = (struct kern_tensor){kern_at(own.dev, bytes), RANK_DIM, KERN_BF16};
+	op[1].reduce.dim = op[2].reduce.dim = RANK_DIM;
+	rc = rc ? rc : meeting_new(g, dev, &meeting);
+	rc = rc ? rc : k->program_new(dev->d, op + first, LEN(op) - first, &limits, &p);
 	for (uint32_t run = 0; run < RANK_RUNS && !rc; run++)
 		rc = adds_once(dev, p, &batch, &own, bytes, rank, run, why, size);
 	if (p)
 		k->program_destroy(&p);
+	k->mem_free(dev->d, &meeting);
 	k->mem_free(dev->d, &batch);
 	k->mem_free(dev->d, &own);
 	return rc;
@@ -415,7 +427,8 @@ static void rank_process(struct rank *r)
 	int rc = rank_open(r, &dev, sh->left.why[r->rank], sizeof sh->left.why[0]);
 	if (!rc && g->way->missing && r->rank == g->way->missing) {
 		struct part_of_group p = {0};
-		rc = g->way->adds ? 0 : part_new(&p, g, &dev, r->rank, RANKS);
+		struct kern_mem meeting;
+		rc = g->way->adds ? meeting_new(g, &dev, &meeting) : part_new(&p, g, &dev, r->rank, RANKS);
 		sleep(g->way->told ? 1 : 2 * g->way->left_s);
 		__atomic_store_n(&sh->broken, 1, __ATOMIC_RELEASE);
 		_exit(rc != 0);
@@ -648,6 +661,12 @@ CONFORM_TEST(groups_that_add)
 	     .left_s = 1,
 	     .adds = true,
 	     .want = "a rank is late or has stopped"},
+		{.name = "sums after a barrier with a late rank",
+	     .missing = 2,
+	     .left_s = 1,
+	     .adds = true,
+	     .meets = true,
+	     .want = "rank 2 did not reach a collective within 1 s"},
 		{.name = "sums that fail",
 	     .setting = {"CUDA_HOST_FAIL=ncclAllReduce:2"},
 	     .adds = true,

@@ -14,6 +14,7 @@
 #include "stage_rig.h"
 #include "util/clock.h"
 
+#include <errno.h>
 #include <libgen.h>
 #include <pthread.h>
 #include <signal.h>
@@ -324,6 +325,40 @@ TEST_LOOP(killed_in_a_step, 0, 12)
 	ck_assert_msg(noticed < k.killed_us + 20000000, "noticed after %llu us",
 	              (unsigned long long)(noticed - k.killed_us));
 	rig_close(&r);
+	ck_assert_uint_eq(children(getpid(), pid), 0);
+}
+
+/* The same while this process's device does not end a sum, not even when it is aborted: the device is
+ * given up, and nothing waits for it. */
+TEST_LOOP(killed_while_the_device_hangs, 0, 2)
+{
+	struct rig_opts o = ranks(GOLDEN "llama", 2);
+	struct killing k = {.first_us = 300000, .signals = {SIGKILL}};
+	pid_t pid[CHILDREN_MAX];
+	pthread_t t;
+	struct err err = {0};
+	int rc = 0;
+	if (on_gpu())
+		SKIP("a real GPU does not hang on purpose");
+	setenv("CUDA_HOST_FAIL", "hang_nccl_all_reduce:5", 1);
+	setenv("CUDA_HOST_FAIL_IN", program_invocation_short_name, 1);
+	o.variant = "fast";
+	o.overlap = _i;
+	struct rig r = rig_open(o);
+	ck_assert_uint_eq(children(getpid(), pid), 1);
+	k.pid = pid[0];
+	ck_assert_int_eq(pthread_create(&t, NULL, kill_later, &k), 0);
+	while (!rc)
+		rc = decode_one(&r, &err);
+	uint64_t noticed = clock_us();
+	pthread_join(t, NULL);
+	ck_assert_int_eq(rc, ERR_IO);
+	ck_assert_msg(strstr(err.text, "rank 1 (process") && strstr(err.text, "ended by signal 9"),
+	              "%s", err.text);
+	ck_assert_uint_gt(noticed, k.killed_us); /* it did hang */
+	ck_assert_uint_lt(noticed, k.killed_us + 20000000);
+	rig_close(&r);
+	ck_assert_uint_lt(clock_us(), noticed + 20000000);
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }
 
