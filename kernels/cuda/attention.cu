@@ -84,7 +84,7 @@ static __device__ inline void each_tile(const struct list_args &a, uint32_t kind
 	__syncthreads();
 }
 
-/* How tiles are divided: items of so many chunks, unless a tile has no more. */
+/* How tiles are divided: into items of `length` chunks; shorter tiles are one item. */
 struct division {
 	uint32_t length, unit;
 };
@@ -135,7 +135,7 @@ static __device__ struct division choose_division(const struct list_args &a, uin
 	}
 }
 
-/* Where an item of so many chunks is counted: the longest first. */
+/* The counter of items with about this length; the longest items have the first counter. */
 static __device__ inline uint32_t *place_of_length(uint32_t chunks, uint32_t longest)
 {
 	return &shared().at[LENGTHS - 1 - (uint64_t)chunks * (LENGTHS - 1) / longest];
@@ -207,7 +207,7 @@ KERNEL(attention_items, LIST_THREADS, struct list_args)
 
 /* --- planning ------------------------------------------------------------ */
 
-/* Memory for a list of at most so many items, of which a divided tile has two or more. */
+/* Memory for a list of at most `items` items; a divided tile has at least two. */
 static size_t list_bytes(size_t items, uint32_t heads)
 {
 	return 256 + items * sizeof(struct attention_item) + items / 2 * heads * sizeof(uint32_t);
@@ -267,7 +267,7 @@ static void plan_lists(struct plan *p, const struct attention_args *a, bool pref
 		     sizeof(struct list_shared), *l);
 }
 
-/* Plans one of the two kernels, with at most so many blocks. */
+/* Plans one of the two kernels, with at most `blocks` blocks. */
 static void plan_kind(struct plan *p, struct attention_args a, const struct list_args *l,
                       enum kind kind, struct attention_kernel k, size_t blocks)
 {

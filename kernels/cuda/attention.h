@@ -23,7 +23,7 @@ enum {
 	/* vectors of a tile: of the decode kernel, or twice that; of the prefill kernel */
 	DECODE_VECTORS = 16,
 	PREFILL_VECTORS = 128,
-	COLUMNS = 32, /* the decode kernel's values have so many columns, or a multiple */
+	COLUMNS = 32, /* the decode kernel pads its values to a multiple of this */
 };
 
 /* Vectors of one span and KV head: the heads of its group for one row, then for the next row; and a

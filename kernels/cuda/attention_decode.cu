@@ -22,7 +22,7 @@ enum {
 	ANY = -1 /* a type of KV that is known only when the kernel runs */
 };
 
-/* Then come the vectors as rows of A, the values of a state, and the scores. */
+/* Followed by the vectors as rows of A, the values of a state, and the scores. */
 struct alignas(16) decode_shared {
 	struct attention_tile tile;
 	/* rows of the chunk's positions; NULL: no vector sees them */

@@ -2,7 +2,7 @@
  * for KV in bfloat16, vectors and weights rounded to it, heads of 64 or 128.
  *
  * A tile is 128 vectors, 16 for each of 8 warps, which share what is loaded: K, then V, of 64
- * positions at a time (a stage) come into a ring in shared memory while earlier ones are
+ * positions at a time (a stage) are copied into a ring in shared memory while earlier ones are
  * multiplied. A warp has all scores of a chunk in registers, turns them into weights, which are
  * already where the tensor cores want them, and multiplies these by V.
  *
@@ -54,7 +54,7 @@ struct by_mma {
 		return row * DIM * 2 + (piece ^ ((row & 1) << 1 | (row & 4) | (row >> 3 & 1))) * PIECE;
 	}
 
-	/* Read where they are used: registers are few. */
+	/* Read where they are used, for lack of registers. */
 	typedef const warp_vectors *vectors;
 	static __device__ inline vectors vectors_of(const warp_vectors *q)
 	{
@@ -359,7 +359,7 @@ template <int DIM, class BY> struct prefill {
 		       (part * STAGE <= s.last[warp] && part * STAGE + STAGE > s.first[warp]);
 	}
 
-	/* What the thread's vectors see. With mma.sync it is computed anew: registers are too few. */
+	/* What the thread's vectors see. With mma.sync it is computed again, for lack of registers. */
 	__device__ inline void vectors_see(uint32_t from[2], uint32_t to[2]) const
 	{
 		UNROLL

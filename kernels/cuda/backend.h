@@ -251,7 +251,7 @@ struct nccl_call {
 int nccl_open(struct kern_device *dev);
 /* kern_ops.reduces */
 int nccl_reduces(const struct kern_device *dev);
-/* Also ends what the device has begun with it. No-op for NULL. */
+/* Also ends work in progress that uses it. No-op for NULL. */
 void nccl_close(struct nccl **n);
 /* Launches on that stream, which may be capturing. The first transfer with a stage waits until that
  * one launches it as well. */

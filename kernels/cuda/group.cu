@@ -39,7 +39,7 @@ struct group_args {
 	const struct kern_batch *batch;
 	unsigned char *own, *to[CUDA_RANKS_MAX - 1];
 	struct cuda_signals *mine; /* in this rank's copy */
-	const uint32_t *arrived;   /* (ranks), where others tell this rank */
+	const uint32_t *arrived;   /* (ranks), the numbers that others have written */
 	const uint32_t *broken;    /* a word of the host, or NULL */
 	uint32_t *fault;           /* of the host */
 	size_t signals_at;
@@ -176,7 +176,7 @@ static __device__ void meet(const struct group_args &a)
 	if (t < a.targets)
 		store_release_system(&((struct cuda_signals *)(a.to[t] + a.signals_at))->arrived[a.rank],
 		                     number);
-	__syncthreads(); /* nobody waits before all have told */
+	__syncthreads(); /* no thread waits before all numbers are written */
 	bool late = t < a.ranks && t != a.rank && !await(a, t, number);
 	if (__syncthreads_or(late) && t == 0)
 		a.mine->dead = 1;

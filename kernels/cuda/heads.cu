@@ -141,7 +141,7 @@ static __device__ inline void do_step(const struct heads_args &a, const struct h
 	}
 }
 
-/* Blocks divide a row's items; their warps take them in turn. */
+/* Blocks divide a row's items among their warps. */
 KERNEL(head_steps, WARPS *WARP, struct heads_args)
 {
 	float *sines = (float *)shared_memory();
@@ -234,58 +234,42 @@ static void add_step(struct heads_args *a, enum step_kind kind, const struct ker
 	a->step[a->steps++] = {*x, NULL, 0, heads, stride, dim, 0, kind};
 }
 
-static bool add_norm(struct plan *p, struct heads_args *a)
+/* Adds the steps of an operation. False: they do not fit the earlier ones. All rotations of a launch
+ * have the same angles, and it has one kv_write, because two could write the same slots. */
+static bool add_op(const struct kern_op *op, struct heads_args *a)
 {
-	const struct kern_op *op = p->op;
-	uint32_t heads = op->head_norm.heads, dim = op->head_norm.head_dim;
-	add_step(a, STEP_NORM, &op->head_norm.x, heads, dim, dim);
-	a->step[a->steps - 1].w = (const float *)op->head_norm.w.v;
-	a->step[a->steps - 1].eps = op->head_norm.eps;
-	return true;
-}
-
-/* Adds a rotation; all rotations of a launch must have the same angles. */
-static bool add_rope(struct plan *p, struct heads_args *a)
-{
-	const struct kern_op *op = p->op;
 	const struct kern_rope *rope = &op->rope.rope;
-	const float *inv_freq = (const float *)rope->inv_freq.v;
-	if (!rope->dims)
-		return true;
-	if (a->pairs &&
-	    (a->inv_freq != inv_freq || a->pairs != rope->dims / 2 || a->scale != rope->scale))
-		return false;
-	a->inv_freq = inv_freq;
-	a->pairs = rope->dims / 2;
-	a->scale = rope->scale;
-	add_step(a, rope->style == KERN_ROPE_HALF ? STEP_ROPE_HALF : STEP_ROPE_INTERLEAVED, &op->rope.x,
-	         op->rope.heads, op->rope.head_dim, rope->dims);
-	return true;
-}
-
-/* Adds a kv_write; one per launch, because two could write the same slots. */
-static bool add_store(struct plan *p, struct heads_args *a)
-{
-	const struct kern_op *op = p->op;
 	const struct kern_kv_layer *kv = &op->kv_write.kv;
-	if (a->kv.base.v)
-		return false;
-	a->kv = *kv;
-	add_step(a, STEP_STORE_K, &op->kv_write.k, kv->kv_heads, kv->head_dim, kv->head_dim);
-	if (!kv->latent)
-		add_step(a, STEP_STORE_V, &op->kv_write.v, kv->kv_heads, kv->head_dim, kv->head_dim);
-	return true;
-}
-
-/* Adds the steps of the current operation; false: they do not fit the earlier ones. */
-static bool add_op(struct plan *p, struct heads_args *a)
-{
+	const float *inv_freq = (const float *)rope->inv_freq.v;
 	if (a->steps + 2 > HEAD_STEPS_MAX)
 		return false;
-	switch (p->op->kind) {
-	case KERN_OP_HEAD_NORM: return add_norm(p, a);
-	case KERN_OP_ROPE: return add_rope(p, a);
-	case KERN_OP_KV_WRITE: return add_store(p, a);
+	switch (op->kind) {
+	case KERN_OP_HEAD_NORM:
+		add_step(a, STEP_NORM, &op->head_norm.x, op->head_norm.heads, op->head_norm.head_dim,
+		         op->head_norm.head_dim);
+		a->step[a->steps - 1].w = (const float *)op->head_norm.w.v;
+		a->step[a->steps - 1].eps = op->head_norm.eps;
+		return true;
+	case KERN_OP_ROPE:
+		if (!rope->dims)
+			return true;
+		if (a->pairs &&
+		    (a->inv_freq != inv_freq || a->pairs != rope->dims / 2 || a->scale != rope->scale))
+			return false;
+		a->inv_freq = inv_freq;
+		a->pairs = rope->dims / 2;
+		a->scale = rope->scale;
+		add_step(a, rope->style == KERN_ROPE_HALF ? STEP_ROPE_HALF : STEP_ROPE_INTERLEAVED,
+		         &op->rope.x, op->rope.heads, op->rope.head_dim, rope->dims);
+		return true;
+	case KERN_OP_KV_WRITE:
+		if (a->kv.base.v)
+			return false;
+		a->kv = *kv;
+		add_step(a, STEP_STORE_K, &op->kv_write.k, kv->kv_heads, kv->head_dim, kv->head_dim);
+		if (!kv->latent)
+			add_step(a, STEP_STORE_V, &op->kv_write.v, kv->kv_heads, kv->head_dim, kv->head_dim);
+		return true;
 	default: return false;
 	}
 }
@@ -307,14 +291,14 @@ void plan_heads(struct plan *p)
 	struct heads_args a = {}, more;
 	a.batch = p->batch;
 	a.rows = p->op->rows;
-	if (!add_op(p, &a))
+	if (!add_op(p->op, &a))
 		return;
 	/* one operation always fits: only K and V may overlap, and they are only read */
 	place_steps(&a, rows);
 	while (p->op + 1 < p->end && p->op[1].rows == p->op->rows) {
 		more = a;
 		p->op++;
-		if (!add_op(p, &more) || !place_steps(&more, rows)) {
+		if (!add_op(p->op, &more) || !place_steps(&more, rows)) {
 			p->op--;
 			break;
 		}

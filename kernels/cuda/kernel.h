@@ -371,7 +371,7 @@ static __device__ inline uint64_t wgmma_operand(const void *at, enum wgmma_layou
 	       (uint64_t)(stride >> 4) << 32 | (uint64_t)layout << 62;
 }
 
-/* An operand that begins so many bytes later; a multiple of 16. */
+/* The operand that begins `bytes` later; a multiple of 16. */
 static __device__ inline uint64_t wgmma_after(uint64_t operand, uint32_t bytes)
 {
 	return operand + (bytes >> 4);
@@ -479,8 +479,8 @@ template <typename T> static __device__ inline T warp_largest(T v)
 	return v;
 }
 
-/* The largest of the whole block's unsigned integers; `part`, which keeps each warp's, must not be
- * written before all threads have returned. */
+/* The largest of the block's unsigned integers. `part` holds each warp's; it must not be written
+ * before all threads have returned. */
 template <typename T> static __device__ inline T block_largest(T v, T *part, uint32_t threads)
 {
 	v = warp_largest(v);

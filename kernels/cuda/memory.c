@@ -86,7 +86,7 @@ static CUmemAllocationProp prop_of(int index)
 	return p;
 }
 
-/* `bytes` plus the trailer, rounded up to whole device pages; 0: the driver does not tell the page
+/* `bytes` plus the trailer, rounded up to device pages; 0: the driver does not report the page
  * size. */
 static size_t shared_bytes(int index, size_t bytes)
 {
@@ -100,7 +100,7 @@ static size_t shared_bytes(int index, size_t bytes)
 	return (bytes + sizeof(struct trailer) + page - 1) / page * page;
 }
 
-/* Maps a whole allocation. */
+/* Maps an allocation of `whole` bytes for device `index`. */
 static CUresult shared_place(int index, CUmemGenericAllocationHandle h, size_t whole,
                              CUdeviceptr *ret_at)
 {

@@ -17,7 +17,8 @@
 #include <string.h>
 
 #define LIBRARY "libnccl.so.2"
-/* A collective of our own names the rank that it misses (group.cu), so its limit comes first. */
+/* How much longer than a step's limit this file waits: a collective of our own, which names the late
+ * rank (group.cu), reaches the limit first. */
 #define LATER_NS 500000000u
 /* How long the device may take to end what was aborted. */
 #define ABORT_NS 500000000u
@@ -32,7 +33,7 @@ struct nccl {
 	char why[300];          /* why all were aborted; empty: they work */
 };
 
-/* What ranks, or stages, tell each other. */
+/* What ranks, or stages, exchange first. */
 struct hello {
 	int32_t version; /* of the library; 0: it cannot be loaded */
 	uint32_t ranks;
@@ -119,7 +120,7 @@ static void *abort_comm(void *comm)
 	return NULL;
 }
 
-/* Ends what the device has begun, and every later use, with the device's error as the reason.
+/* Ends the device's work; every later call fails with the current error as the reason.
  * ncclCommAbort ends kernels at once, but returns only when no graph has work of the communicator
  * any more, which may be never, so it has a thread of its own. Returns KERN_EDEVICE. */
 static int abort_all(struct kern_device *dev)

@@ -3,7 +3,7 @@
  * devices cannot access each other's memory, or if what they write does not arrive (seen where an
  * IOMMU redirects it), all ranks use one more copy in host memory instead.
  *
- * All ranks must take the same path and see the same order of mem_new calls; they tell each other
+ * All ranks must take the same path and see the same order of mem_new calls; they agree on it
  * in exchanges. An error on one rank leaves the others waiting, until the caller ends the group. */
 #include "kernels/cuda/backend.h"
 
@@ -15,7 +15,7 @@
 
 enum { ALIGN = 256 };
 
-/* What ranks tell each other first. */
+/* What ranks exchange first. */
 struct peer_hello {
 	uint64_t bytes; /* of the GROUP memory */
 	int32_t device;

@@ -140,7 +140,7 @@ static __device__ __forceinline__ void load_bytes(struct weight_record &r, const
 	}
 }
 
-/* The codes of a lane's nibbles in a record, its high bits behind all nibbles. */
+/* A lane's nibbles of a record. */
 static __device__ __forceinline__ void load_nibbles(struct weight_record &r,
                                                     const unsigned char *record, uint32_t lane)
 {

@@ -26,14 +26,14 @@ struct route_room {
 	float *chosen;         /* (used) scores of the chosen */
 };
 
-static size_t route_room_bytes(const struct kern_router &r)
+static __host__ __device__ uint32_t route_room_words(const struct kern_router &r)
 {
-	return (2 * (size_t)r.experts + r.groups + r.used) * 4;
+	return 2 * r.experts + r.groups + r.used;
 }
 
 static __device__ struct route_room route_room_of(const struct kern_router &r, uint32_t warp)
 {
-	uint32_t *at = (uint32_t *)shared_memory() + warp * (2 * r.experts + r.groups + r.used);
+	uint32_t *at = (uint32_t *)shared_memory() + warp * route_room_words(r);
 	uint32_t *order = at + r.experts, *group_order = order + r.experts;
 	return {(float *)at, order, group_order, (float *)(group_order + r.groups)};
 }
@@ -164,5 +164,6 @@ void plan_route(struct plan *p)
 	struct route_args a = {p->batch,          op->route.logits,   r,
 	                       (uint32_t *)ids.v, (float *)weights.v, op->rows};
 	uint32_t blocks = (plan_rows(p) + ROUTE_WARPS - 1) / ROUTE_WARPS;
-	PLAN(p, route_rows, blocks, 1, ROUTE_THREADS, ROUTE_WARPS * route_room_bytes(r), a);
+	PLAN(p, route_rows, blocks, 1, ROUTE_THREADS,
+	     ROUTE_WARPS * route_room_words(r) * sizeof(uint32_t), a);
 }

@@ -234,9 +234,9 @@ struct progress_args {
 	const uint32_t *broken; /* a word that is nonzero if the group is broken; NULL: no group */
 };
 
-/* A lane for each span: its words of all layers are stored in order, because the grid starts when
- * the previous ones are done. So the KV is written, too: a fence makes it visible before the words,
- * a second one the words before the pulse, with which the host is told to look at them. */
+/* A lane for each span. The grid starts when the previous ones are done, so words are stored in the
+ * order of layers, and the KV is written: one fence makes it visible before the words, another one
+ * the words before the pulse, at which the host looks for words. */
 KERNEL(progress_words, WARP, struct progress_args)
 {
 	const struct kern_batch *b = a.batch;

@@ -201,7 +201,8 @@ static __device__ bool is_typical(const struct kern_draw &d)
 	return d.typical_p > 0 && d.typical_p < 1;
 }
 
-/* Whether the draw needs no candidates but these, the largest ones, of the whole mass `total`. */
+/* Whether these candidates, the largest ones, are all that the draw needs; total: the mass of all
+ * ids. */
 static __device__ bool enough(const struct kern_draw &d, const struct tally &t, uint64_t total,
                               double u)
 {

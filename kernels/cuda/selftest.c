@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* A product is (ROWS, DIM) by (WIDTH, DIM): columns enough for several segments (linear.h), and
- * for rings in shared memory to come round. Attention has one KV head of at most HEAD_MAX columns,
+ * for rings in shared memory to be used again. Attention has one KV head of at most HEAD_MAX columns,
  * ATTENTION_ROWS rows of HEADS heads, and a context longer than a run of its chunks, 2048 positions
  * (attention.h). */
 enum {
@@ -251,7 +251,7 @@ static int compare_products(struct selftest *t)
 
 /* Deep in a context, attention is divided among blocks by chunks, by runs of chunks, or not at all,
  * depending on how much there is to do: each gives the same bits. So do the kernels for prompts,
- * with several chunks, so that rings in shared memory come round. */
+ * with several chunks, so that rings in shared memory are used again. */
 static int compare_attention(struct selftest *t)
 {
 	static const struct {
@@ -293,7 +293,7 @@ static int compare_all(struct selftest *t)
 	return rc ? rc : compare_attention(t);
 }
 
-/* Kept for copies to and from it that have not begun. */
+/* Never freed: a kernel or a copy that hangs uses it. */
 static struct selftest *volatile hanging;
 
 int cuda_selftest(struct kern_device *dev)
