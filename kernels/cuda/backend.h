@@ -206,6 +206,10 @@ void peers_close(struct kern_device *dev);
 int peers_check(struct kern_device *dev);
 /* Ends the waits of this device's collectives, and skips later ones; no-op without a group. */
 void peers_break(struct kern_device *dev);
+/* kern_group.exchange and kern_pipe.exchange; KERN_EDEVICE and a text if that is broken. */
+int peers_exchange(struct kern_device *dev, const void *mine, size_t bytes, int fd, void *ret_all,
+                   int *ret_fds);
+int stages_exchange(struct kern_device *dev, const void *mine, size_t bytes, void *ret_all);
 int peers_mem_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem);
 void peers_mem_free(struct kern_device *dev, kern_ptr at);
 /* The window in which all of [at, at + bytes) lies; NULL: none. bytes 0: any */

@@ -21,14 +21,14 @@
 #define ASM_SM90(...) asm volatile(__VA_ARGS__)
 #else
 #define KERNELS_OVERLAP 0
-#define ASM_SM90(...)
+#define ASM_SM90(...) ((void)0)
 #endif
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define WGMMA 1
 #define ASM_WGMMA(...) asm volatile(__VA_ARGS__)
 #else
 #define WGMMA 0
-#define ASM_WGMMA(...)
+#define ASM_WGMMA(...) ((void)0)
 #endif
 
 /* Programmatic dependent launch: lets the next kernel of the stream be launched, whose blocks wait

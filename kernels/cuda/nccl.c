@@ -222,13 +222,9 @@ static void machine_of(char machine[40])
 static int exchange(struct kern_device *dev, enum among among, const void *mine, size_t bytes,
                     void *ret_all)
 {
-	const struct kern_group *g = &dev->group;
 	int fds[CUDA_RANKS_MAX];
-	int rc = among == AMONG_RANKS ? g->exchange(g->arg, mine, bytes, -1, ret_all, fds)
-	                              : dev->pipe.exchange(dev->pipe.arg, mine, bytes, ret_all);
-	return rc ? cuda_fail(dev, KERN_EDEVICE, "the %s is broken",
-	                      among == AMONG_RANKS ? "group of ranks" : "pipeline of stages")
-	          : KERN_OK;
+	return among == AMONG_RANKS ? peers_exchange(dev, mine, bytes, -1, ret_all, fds)
+	                            : stages_exchange(dev, mine, bytes, ret_all);
 }
 
 /* All must have the same library, and stages be able to run the same programs. */

@@ -117,12 +117,19 @@ const struct cuda_window *peers_window(const struct kern_device *dev, kern_ptr a
 
 /* --- making GROUP memory ------------------------------------------------- */
 
-static int exchange(struct kern_device *dev, const void *mine, size_t bytes, int fd, void *all,
-                    int *fds)
+int peers_exchange(struct kern_device *dev, const void *mine, size_t bytes, int fd, void *ret_all,
+                   int *ret_fds)
 {
 	const struct kern_group *g = &dev->group;
-	return g->exchange(g->arg, mine, bytes, fd, all, fds)
+	return g->exchange(g->arg, mine, bytes, fd, ret_all, ret_fds)
 	           ? cuda_fail(dev, KERN_EDEVICE, "the group of ranks is broken")
+	           : KERN_OK;
+}
+
+int stages_exchange(struct kern_device *dev, const void *mine, size_t bytes, void *ret_all)
+{
+	return dev->pipe.exchange(dev->pipe.arg, mine, bytes, ret_all)
+	           ? cuda_fail(dev, KERN_EDEVICE, "the pipeline of stages is broken")
 	           : KERN_OK;
 }
 
@@ -142,7 +149,7 @@ static int meet_peers(struct kern_device *dev, size_t bytes, int *ret_direct)
 	snprintf(mine.numerics, sizeof mine.numerics, "%s", dev->numerics);
 	snprintf(mine.name, sizeof mine.name, "%s", dev->name);
 	_Static_assert(sizeof mine <= KERN_EXCHANGE_MAX, "a hello is one exchange");
-	if ((rc = exchange(dev, &mine, sizeof mine, -1, all, fds)))
+	if ((rc = peers_exchange(dev, &mine, sizeof mine, -1, all, fds)))
 		return rc;
 	const char *peers = getenv("PDSERVE_CUDA_PEERS");
 	*ret_direct = !peers || strcmp(peers, "0");
@@ -179,18 +186,18 @@ static int map_peers(struct kern_device *dev, struct cuda_window *w, const int *
  * the whole pipeline, so a stage whose devices reach each other must not make fewer than others. */
 static int agree(struct kern_device *dev, int mine, int fd, int *fds, int *ret_all)
 {
-	const struct kern_pipe *p = &dev->pipe;
+	unsigned stages = dev->pipe.stages;
 	uint32_t all[CUDA_RANKS_MAX], stage[CUDA_STAGES_MAX], own = mine != 0;
-	int rc = exchange(dev, &own, sizeof own, fd, all, fds);
+	int rc = peers_exchange(dev, &own, sizeof own, fd, all, fds);
 	if (rc)
 		return rc;
 	for (unsigned r = 0; r < dev->group.ranks; r++)
 		own &= all[r];
-	if (p->stages > 1 && p->exchange(p->arg, &own, sizeof own, stage)) {
+	if (stages > 1 && (rc = stages_exchange(dev, &own, sizeof own, stage))) {
 		close_all(fds, dev->group.ranks);
-		return cuda_fail(dev, KERN_EDEVICE, "the pipeline is broken");
+		return rc;
 	}
-	for (unsigned s = 0; s < p->stages && p->stages > 1; s++)
+	for (unsigned s = 0; s < stages && stages > 1; s++)
 		own &= stage[s];
 	*ret_all = own != 0;
 	return KERN_OK;
@@ -201,7 +208,7 @@ static int probe_peers(struct kern_device *dev, const struct cuda_window *w, int
                        int *ret_arrive)
 {
 	int fds[CUDA_RANKS_MAX], mine = 0, rc = group_probe_write(dev, w);
-	if (rc || (rc = exchange(dev, NULL, 0, -1, NULL, fds)) ||
+	if (rc || (rc = peers_exchange(dev, NULL, 0, -1, NULL, fds)) ||
 	    (rc = group_probe_read(dev, w, &mine)))
 		return rc;
 	return agree(dev, mine && mapped, -1, fds, ret_arrive);
@@ -221,7 +228,7 @@ static int map_stage(struct kern_device *dev, struct cuda_window *w)
 			                 w->own.bytes);
 		}
 	}
-	rc = exchange(dev, NULL, 0, fd, NULL, fds);
+	rc = peers_exchange(dev, NULL, 0, fd, NULL, fds);
 	if (!rc) {
 		int from = dev->group.rank ? fds[0] : fd;
 		host = mmap(NULL, w->own.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, from, 0);
