@@ -88,6 +88,8 @@ int cuda_fail(struct kern_device *dev, int code, const char *fmt, ...)
 /* Returns 0, or KERN_ENOMEM, KERN_EDEVICE or KERN_ELOST and a text for a failed call: "doing: the
  * runtime's message". Errors from which the device cannot recover are remembered. */
 int cuda_check(struct kern_device *dev, cudaError_t rc, const char *doing);
+/* The same for a call that pins host memory. */
+int cuda_check_pinned(struct kern_device *dev, cudaError_t rc, size_t bytes);
 int cuda_check_driver(struct kern_device *dev, CUresult rc, const char *doing);
 /* Makes it the calling thread's device. KERN_ELOST if the device hangs. */
 int cuda_choose(struct kern_device *dev);

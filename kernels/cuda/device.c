@@ -62,6 +62,15 @@ int cuda_check(struct kern_device *dev, cudaError_t rc, const char *doing)
 	return failed(dev);
 }
 
+int cuda_check_pinned(struct kern_device *dev, cudaError_t rc, size_t bytes)
+{
+	if (rc != cudaErrorMemoryAllocation)
+		return cuda_check(dev, rc, "pinning host memory");
+	cudaGetLastError();
+	return cuda_fail(dev, KERN_ENOMEM, "the host has no %zu MiB left that can be pinned",
+	                 bytes >> 20);
+}
+
 int cuda_check_driver(struct kern_device *dev, CUresult rc, const char *doing)
 {
 	if (rc == CUDA_SUCCESS)

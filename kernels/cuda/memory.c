@@ -3,7 +3,7 @@
  * driver does not report the size of the memory behind a descriptor, so a trailer stores it.
  *
  * Memory is cleared before it is handed out. A function that fails has freed what it allocated;
- * KERN_ENOMEM says how much the device has left. Of a device that hangs nothing is freed. */
+ * KERN_ENOMEM says how much the device has left, or that it was host memory. Of a device that hangs nothing is freed. */
 #include "kernels/cuda/backend.h"
 
 #include <stdio.h>
@@ -294,9 +294,9 @@ static int host_mapped(struct kern_device *dev, void *host, size_t bytes, enum c
 static int pinned_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)
 {
 	void *host = NULL;
-	int rc = cuda_check(
+	int rc = cuda_check_pinned(
 		dev, cudaHostAlloc(&host, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable),
-		"pinning host memory");
+		bytes);
 	if (rc)
 		return rc;
 	if ((rc = host_mapped(dev, host, bytes, OWN_HOST, ret_mem)))
@@ -357,9 +357,9 @@ int cuda_mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_
 {
 	int rc = cuda_choose(dev);
 	if (!rc)
-		rc = cuda_check(
+		rc = cuda_check_pinned(
 			dev, cudaHostRegister(host, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable),
-			"pinning host memory");
+			bytes);
 	if (!rc && (rc = host_mapped(dev, host, bytes, OWN_REGISTERED, ret_mem)))
 		cudaHostUnregister(host);
 	return rc;

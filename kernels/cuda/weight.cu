@@ -208,9 +208,8 @@ static int staging_room(struct kern_device *dev, size_t bytes)
 	dev->staging = s;
 	s->bytes = bytes;
 	for (int i = 0; i < STAGES && !rc; i++) {
-		rc = cuda_check(dev,
-		                cudaHostAlloc((void **)&s->stage[i].host, bytes, cudaHostAllocPortable),
-		                "pinning memory to load weights");
+		rc = cuda_check_pinned(
+			dev, cudaHostAlloc((void **)&s->stage[i].host, bytes, cudaHostAllocPortable), bytes);
 		if (!rc)
 			rc = cuda_check(dev, cudaMalloc((void **)&s->stage[i].dev, bytes),
 			                "allocating memory to load weights");

@@ -294,6 +294,9 @@ TEST(memory_that_runs_out)
 		ck_assert_msg(strstr(k->last_error(r.dev), "MiB free of 64 MiB"), "%s",
 		              k->last_error(r.dev));
 	}
+	ck_assert_int_eq(k->mem_new(r.dev, KERN_MEM_PINNED, 1ull << 50, &m), KERN_ENOMEM);
+	ck_assert_msg(strstr(k->last_error(r.dev), "the host has no 1073741824 MiB left"), "%s",
+	              k->last_error(r.dev));
 	expect_right(&r);
 	rig_close(&r);
 }
