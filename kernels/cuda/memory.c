@@ -3,7 +3,8 @@
  * driver does not report the size of the memory behind a descriptor, so a trailer stores it.
  *
  * Memory is cleared before it is handed out. A function that fails has freed what it allocated;
- * KERN_ENOMEM says how much the device has left, or that it was host memory. Of a device that hangs nothing is freed. */
+ * KERN_ENOMEM says how much the device has left, or that the host lacks memory. Of a device that
+ * hangs nothing is freed. */
 #include "kernels/cuda/backend.h"
 
 #include <stdio.h>

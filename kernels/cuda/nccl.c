@@ -241,6 +241,10 @@ static int check_hellos(struct kern_device *dev, enum among among, const struct 
 		                 among == AMONG_RANKS ? ", or leave `variant` at auto" : "", api.why);
 	for (unsigned i = 0; i < n; i++) {
 		const struct hello *of = &all[i];
+		if (!of->version)
+			return cuda_fail(dev, KERN_ENOTSUP,
+			                 "%s %u cannot load " LIBRARY ": install NCCL 2.18 or later there",
+			                 kind, i);
 		if (of->version != mine->version)
 			return cuda_fail(dev, KERN_ENOTSUP,
 			                 "%s %u has NCCL %d, %s %u has %d: they must be the same", kind, me,
