@@ -1,4 +1,5 @@
-/* advance.c - see advance.h. Nothing here fails: kern_batch_check has rejected what does not fit. */
+/* advance.c - see advance.h. Nothing here fails: kern_batch_check has rejected what does not
+ * fit. */
 #include "kernels/advance.h"
 
 #include "kernels/device.h"

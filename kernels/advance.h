@@ -1,8 +1,8 @@
-/* advance.h - KERN_OP_ADVANCE: completes the spans of a batch whose tokens or positions depend on what
- * the run before has drawn (struct kern_advance). kern_advance_spans does it on the host, for
- * backends whose memory the host can address; the other functions are what it has in common with
- * kernels/cuda/advance.cu, where the threads of a block share a span: each of `threads` calls them,
- * with a number of its own from 0 on. */
+/* advance.h - KERN_OP_ADVANCE: completes the spans of a batch whose tokens or positions depend on
+ * what the run before has drawn (struct kern_advance). kern_advance_spans does it on the host, for
+ * backends whose memory the host can address. The other functions are shared with
+ * kernels/cuda/advance.cu, where the threads of a block share a span: each of `threads` threads
+ * calls them with its number, from 0 on. */
 #ifndef KERNELS_ADVANCE_H
 #define KERNELS_ADVANCE_H
 
