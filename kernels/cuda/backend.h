@@ -110,8 +110,8 @@ struct cuda_symbol {
 };
 int cuda_library(const char *library, const struct cuda_symbol *all, size_t n, char *why,
                  size_t size);
-/* For a list X(NAME) of functions: members of a struct `api`, pointers to them with their names; and
- * their struct cuda_symbol. */
+/* For a list X(NAME) of functions: members of a struct `api`, pointers to them with their names;
+ * and their struct cuda_symbol. */
 #define CUDA_MEMBER(NAME) __typeof__(NAME) *NAME;
 #define CUDA_SYMBOL(NAME) {#NAME, &api.NAME},
 

@@ -1,9 +1,9 @@
 /* copies.c - copies of KV pools for the messager and the storage (kernels/copy.h): uses copy
  * engines on one stream per pool, never kernels, which would take multiprocessors from decoding.
  *
- * Copies are numbered; the end of a copy is an event in a ring, which is reused only after its copy
- * is done, so at most RING copies of a pool are in progress. A reader (`seen`) reads what has landed
- * in host memory. After an error the stream is synchronised. */
+ * Copies are numbered; the end of a copy is an event in a ring, which is reused only after its
+ * copy is done, so at most RING copies of a pool are in progress. A reader (`seen`) reads what
+ * has landed in host memory. After an error the stream is synchronised. */
 #include "kernels/copy.h"
 #include "kernels/cuda/backend.h"
 

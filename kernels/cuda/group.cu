@@ -1,14 +1,15 @@
 /* group.cu - collectives of a group of devices. A rank copies its columns into the other ranks'
  * copies of the operand (peers.c), then writes the number of the collective to each of them, and
- * waits for theirs. So what others wrote is in this rank's memory when the kernel ends. A rank may be
- * a collective ahead of another: by the rule of struct kern_group it then overwrites nothing that
- * the other still reads, and numbers only grow, so nothing else needs a barrier.
+ * waits for theirs. So what others wrote is in this rank's memory when the kernel ends. A rank may
+ * be a collective ahead of another: by the rule of struct kern_group it then overwrites nothing
+ * that the other still reads, and numbers only grow, so nothing else needs a barrier.
  *
  * Only the last block to finish copying writes numbers and waits, so a grid may be larger than what
  * the device runs at once; and the kernel after it is launched only when it is done, because blocks
  * that wait for it would take room that a rank on the same device may need. The wait ends when the
- * group is broken, a rank is late, or the host has given up (peers_break); the device then skips the
- * copies and waits of all later collectives of this memory, and `sync` reports it (peers_check).
+ * group is broken, a rank is late, or the host has given up (peers_break); the device then skips
+ * the copies and waits of all later collectives of this memory, and `sync` reports it
+ * (peers_check).
  *
  * With a copy in host memory (staged), ranks write to that one, and a second kernel reads from
  * it. */

@@ -234,8 +234,8 @@ static void add_step(struct heads_args *a, enum step_kind kind, const struct ker
 	a->step[a->steps++] = {*x, NULL, 0, heads, stride, dim, 0, kind};
 }
 
-/* Adds the steps of an operation. False: they do not fit the earlier ones. All rotations of a launch
- * have the same angles, and it has one kv_write, because two could write the same slots. */
+/* Adds the steps of an operation. False: they do not fit the earlier ones. All rotations of a
+ * launch have the same angles, and it has one kv_write, because two could write the same slots. */
 static bool add_op(const struct kern_op *op, struct heads_args *a)
 {
 	const struct kern_rope *rope = &op->rope.rope;

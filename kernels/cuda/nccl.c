@@ -5,9 +5,10 @@
  * The library is loaded when a device needs it, and stays loaded. There is a communicator of the
  * group's ranks and one of the same rank of every stage; their unique ids are exchanged as
  * descriptors are. Communicators are non-blocking: each call returns at once and is waited for
- * here, so that a rank or a stage that has died or is late ends the wait. Then the communicators are
- * aborted, which ends what the device has begun, and every later call returns the reason. A device
- * that has not ended its work ABORT_NS later is given up (cuda_hang). So every wait has a limit. */
+ * here, so that a rank or a stage that has died or is late ends the wait. Then the communicators
+ * are aborted, which ends what the device has begun, and every later call returns the reason. A
+ * device that has not ended its work ABORT_NS later is given up (cuda_hang). So every wait has a
+ * limit. */
 #include "kernels/cuda/nccl_api.h"
 #include "kernels/cuda/backend.h"
 
@@ -17,8 +18,8 @@
 #include <string.h>
 
 #define LIBRARY "libnccl.so.2"
-/* How much longer than a step's limit this file waits: a collective of our own, which names the late
- * rank (group.cu), reaches the limit first. */
+/* How much longer than a step's limit this file waits: a collective of our own, which names the
+ * late rank (group.cu), reaches the limit first. */
 #define LATER_NS 500000000u
 /* How long the device may take to end what was aborted. */
 #define ABORT_NS 500000000u

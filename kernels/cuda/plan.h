@@ -145,8 +145,8 @@ static inline bool extents_apart(struct extent a, struct extent b)
 	return a.to <= b.from || b.to <= a.from;
 }
 
-/* plan_NAME plans the current operation, which is checked. In heads.cu, where one function plans all
- * kinds, it may go on with those that follow directly */
+/* plan_NAME plans the current operation, which is checked. In heads.cu, where one function plans
+ * all kinds, it may go on with those that follow directly */
 #define plan_head_norm plan_heads
 #define plan_rope plan_heads
 #define plan_kv_write plan_heads

@@ -11,9 +11,9 @@
 #include <string.h>
 
 /* A product is (ROWS, DIM) by (WIDTH, DIM): columns enough for several segments (linear.h), and
- * for rings in shared memory to be used again. Attention has one KV head of at most HEAD_MAX columns,
- * ATTENTION_ROWS rows of HEADS heads, and a context longer than a run of its chunks, 2048 positions
- * (attention.h). */
+ * for rings in shared memory to be used again. Attention has one KV head of at most HEAD_MAX
+ * columns, ATTENTION_ROWS rows of HEADS heads, and a context longer than a run of its chunks,
+ * 2048 positions (attention.h). */
 enum {
 	ROWS = 136,
 	DIM = 512,

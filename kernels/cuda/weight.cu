@@ -1,8 +1,8 @@
 /* weight.cu - converts weights from the file's format to the layout of weight.h.
  *
  * The host copies a batch of rows into pinned memory; they are copied to the device and packed
- * there while the host copies the next batch. A call returns when nothing of it is in progress; after
- * an error the matrix's values are undefined. */
+ * there while the host copies the next batch. A call returns when nothing of it is in progress;
+ * after an error the matrix's values are undefined. */
 #include "kernels/cuda/weight.h"
 
 #include <stdlib.h>

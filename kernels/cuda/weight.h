@@ -97,7 +97,8 @@ static __host__ __device__ constexpr bool has_offset(int type)
 	return type == KERN_Q4_1 || type == KERN_Q5_1 || is_k_type(type);
 }
 
-/* Zero point of the codes, which those beyond the matrix have: values are multiples of code - zero. */
+/* Zero point of the codes, which those beyond the matrix have: values are multiples of code -
+ * zero. */
 static __host__ __device__ constexpr int weight_zero(int type)
 {
 	return type == KERN_Q4_0 ? 8 : type == KERN_Q5_0 ? 16 : type == KERN_Q6_K ? 32 : 0;

@@ -328,8 +328,8 @@ TEST_LOOP(killed_in_a_step, 0, 12)
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }
 
-/* The same while this process's device does not end a sum, not even when it is aborted: the device is
- * given up, and nothing waits for it. */
+/* The same while this process's device does not end a sum, not even when it is aborted: the
+ * device is given up, and nothing waits for it. */
 TEST_LOOP(killed_while_the_device_hangs, 0, 2)
 {
 	struct rig_opts o = ranks(GOLDEN "llama", 2);

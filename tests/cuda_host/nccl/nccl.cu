@@ -1,15 +1,16 @@
 /* nccl.cu - the part of NCCL that kernels/cuda uses, on the host: sums over the processes of a
  * communicator, and messages between two of them, in stream order, by kernels of the stand-in that
- * wait for the other processes.
- * Like the real one it is a separate library (libnccl.so.2, next to the stand-in's pdserve-cuda.so),
- * calls of a non-blocking communicator return before they are done, and a rank that does not come
- * keeps the others waiting until they abort. The first message between two ranks is recorded only when
- * both have asked for it, because the real one connects them then.
+ * wait for the other processes. Like the real one it is a separate library (libnccl.so.2, next to
+ * the stand-in's pdserve-cuda.so), calls of a non-blocking communicator return before they are
+ * done, and a rank that does not come keeps the others waiting until they abort. The first message
+ * between two ranks is recorded only when both have asked for it, because the real one connects
+ * them then.
  *
- * A communicator is shared memory, which the id names. Sums are made in float32, in an order that
- * depends on the number of values. CUDA_HOST_FAIL=function:n: the n-th call of that function fails;
- * ncclAllReduce, ncclSend, ncclRecv: with an error that the communicator tells later;
- * ncclCommGetAsyncError: the n-th look at a communicator that works finds that a peer has failed. */
+ * A communicator is shared memory, which the id names. Sums are made in float32, in an order
+ * that depends on the number of values. CUDA_HOST_FAIL=function:n: the n-th call of that
+ * function fails; ncclAllReduce, ncclSend, ncclRecv: with an error that the communicator tells
+ * later; ncclCommGetAsyncError: the n-th look at a communicator that works finds that a peer has
+ * failed. */
 #include "kernels/cuda/kernel.h"
 extern "C" {
 #include "tests/cuda_host/runtime.h"
