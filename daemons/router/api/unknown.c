@@ -208,10 +208,11 @@ int params_unknown(struct request_prepare *q, const json_t *o)
 	size_t n = 0;
 	json_object_foreach((json_t *)o, name, v) {
 		char text[256];
-		int is_known = 0;
-		for (size_t i = 0; i < n_known && !is_known; i++)
-			is_known = known[i].kinds >> q->kind & 1 && strcmp(known[i].name, name) == 0;
-		if (json_is_null(v) || is_known)
+		size_t at = 0;
+		while (at < n_known &&
+		       !(known[at].kinds >> q->kind & 1 && strcmp(known[at].name, name) == 0))
+			at++;
+		if (json_is_null(v) || at < n_known)
 			continue;
 		if (n++ >= NAMED_MAX) /* a search for the nearest name takes time */
 			continue;

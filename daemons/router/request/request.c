@@ -237,7 +237,6 @@ static void cancel_all(struct request *q, int status, const char *why)
  * client has been told, and nothing runs at workers unless e is a failure or a shutdown. */
 static int ends(struct request *q, enum request_event e)
 {
-	struct api_error stopped = {0};
 	switch (e) {
 	case REQUEST_ON_FAILURE: tell_failure(q, &q->prep.error); return 1;
 	case REQUEST_ON_CLIENT_GONE:
@@ -246,11 +245,13 @@ static int ends(struct request *q, enum request_event e)
 		q->conn = NULL;
 		cancel_all(q, 0, "the client is gone");
 		return 1;
-	case REQUEST_ON_STOP:
+	case REQUEST_ON_STOP: {
+		struct api_error stopped = {0};
 		api_fault(&stopped, 503, "this server was stopped before the answer was complete");
 		cancel_all(q, stopped.status, stopped.text);
 		tell_failure(q, &stopped);
 		return 1;
+	}
 	case REQUEST_ON_SHUTDOWN: http_drop(q->conn); return 1;
 	default: return 0;
 	}
