@@ -1,8 +1,4 @@
-/* queue.h - bounded queue of pointers for any number of producers and consumers; connects compute
- * threads with an event loop.
- *
- * The queue's descriptor (an eventfd) is readable exactly while the queue has items or is closed:
- * an event loop polls it and calls queue_try until that returns NULL. The queue does not own the
+/* queue.h - bounded queue of pointers for any number of producers and consumers. It does not own the
  * items; a NULL item is a bug. All functions except new and destroy may be called from any
  * thread. */
 #ifndef UTIL_QUEUE_H
@@ -22,11 +18,6 @@ void queue_destroy(struct queue **q);
 int queue_put(struct queue *q, void *item);
 /* Waits for the oldest item. NULL once the queue is closed and drained. */
 void *queue_take(struct queue *q);
-/* Does not wait; NULL when empty. */
-void *queue_try(struct queue *q);
-/* Readable while the queue has items or is closed. The queue owns it: poll it, never read or close
- * it. */
-int queue_fd(const struct queue *q);
 /* Refuses further items and wakes all waiting threads. Consumers still get the remaining items,
  * then NULL. */
 void queue_close(struct queue *q);

@@ -11,11 +11,9 @@
 #include "pool_memory.h"
 #include "util/clock.h"
 #include "util/mem.h"
-#include "util/queue.h"
 #include "tempdir.h"
 
 #include <check.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -162,18 +160,38 @@ static void *run_script(void *arg)
 }
 
 /* From the loop to the script. */
-static struct queue *completions;
+/* from the loop's thread to the script's */
+static struct {
+	pthread_mutex_t lock;
+	struct store_completion *item[64]; /* in order */
+	unsigned n;
+} completions = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void on_done(void *arg, struct store_completion *c)
 {
 	(void)arg;
-	ck_assert_int_eq(queue_put(completions, c), 0);
+	pthread_mutex_lock(&completions.lock);
+	ck_assert_uint_lt(completions.n, 64);
+	completions.item[completions.n++] = c;
+	pthread_mutex_unlock(&completions.lock);
+}
+
+/* The oldest; NULL: none. */
+static struct store_completion *next_completion(void)
+{
+	struct store_completion *c = NULL;
+	pthread_mutex_lock(&completions.lock);
+	if (completions.n) {
+		c = completions.item[0];
+		memmove(completions.item, completions.item + 1, --completions.n * sizeof c);
+	}
+	pthread_mutex_unlock(&completions.lock);
+	return c;
 }
 
 static int worker_start(struct svc *s, struct err *err)
 {
 	struct handover_hello hello;
-	completions = queue_new(64);
 	worker = s;
 	ck_assert_int_eq(kv_layout_uniform(&layout, small ? 2 : 4, small ? 1 : 2, 32, 16, KV_F32), 0);
 	int r = pool_memory_new(&shared, &layout, BLOCKS, err);
@@ -195,9 +213,8 @@ static void worker_stop(struct svc *s)
 	(void)s;
 	pthread_join(script_thread, NULL);
 	store_destroy(&st);
-	for (struct store_completion *c; (c = queue_try(completions));)
+	for (struct store_completion *c; (c = next_completion());)
 		store_completion_free(&c);
-	queue_destroy(&completions);
 	pool_memory_fini(&shared);
 }
 
@@ -268,10 +285,10 @@ static struct store_item item_of(uint32_t name, uint32_t block)
 /* Waits for a completion. 0, or ERR_TIMEOUT. */
 static int take(uint64_t timeout_us, struct store_completion **ret)
 {
-	struct pollfd p = {.fd = queue_fd(completions), .events = POLLIN};
-	poll(&p, 1, (int)((timeout_us + 999) / 1000));
-	*ret = queue_try(completions);
-	return *ret ? 0 : ERR_TIMEOUT;
+	for (uint64_t until = clock_us() + timeout_us; !(*ret = next_completion()); usleep(100))
+		if (clock_us() >= until)
+			return ERR_TIMEOUT;
+	return 0;
 }
 
 /* Waits for the completion of this batch, the only one that is expected. */
