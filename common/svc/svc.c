@@ -52,10 +52,6 @@ static const struct conf_key common_keys[] = {
      "Name of this daemon; only one process per name and run directory can run", NULL, TO(name)},
 	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0,
      "Directory of sockets and lock files, created if missing", NULL, TO(rundir)},
-	{"endpoint", CONF_STRING, "", 0, 256, "", 0,
-     "ZeroMQ address that daemons of this host and pdctl connect to: ipc://PATH; empty: "
-     "ipc://RUNDIR/NAME.ipc",
-     NULL, TO(endpoint)},
 	{"listen", CONF_STRING, "", 0, 256, "", 0,
      "address, tcp://ADDRESS:PORT, where daemons of other hosts connect, authenticated by keys; "
      "empty: links "
@@ -108,6 +104,8 @@ static const struct conf_key common_keys[] = {
      "it "
      "fails",
      NULL, TO(window_messages)},
+	CONF_GONE("endpoint", "it is ipc://RUNDIR/NAME.ipc; for links between hosts set listen = "
+                          "\"tcp://ADDRESS:PORT\""),
 	CONF_GONE("fault",
               "only the daemons of `make faulty` lose messages on purpose (PDSERVE_FAULT); remove "
               "the key"),
@@ -447,16 +445,6 @@ static int setup_chan(struct svc *s, struct err *err)
 	return chan_new(s->base, &opts, &hooks, &s->chan, err);
 }
 
-static int check_endpoint(const char *endpoint, struct err *err)
-{
-	if (!*endpoint || strncmp(endpoint, "ipc://", 6) == 0)
-		return 0;
-	return err_set(err, ERR_UNSUPPORTED,
-	               "endpoint = \"%s\": allowed is ipc://PATH; for links between hosts set listen = "
-	               "\"tcp://ADDRESS:PORT\"",
-	               endpoint);
-}
-
 static int is_tcp(const char *endpoint)
 {
 	const char *port = strrchr(endpoint, ':');
@@ -540,11 +528,9 @@ static int setup_names(struct svc *s, struct err *err)
 	int r;
 	s->name = mem_strdup(s->values.name);
 	s->rundir = mem_strdup(s->values.rundir);
-	const char *endpoint = s->values.endpoint;
-	s->endpoint = *endpoint ? mem_strdup(endpoint)
-	                        : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
+	s->endpoint = mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
 	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 ||
-	    (r = check_endpoint(endpoint, err)) < 0 || (r = check_listen(s, err)) < 0)
+	    (r = check_listen(s, err)) < 0)
 		return r;
 	return find_group(s->values.control_group, &s->control_gid, err);
 }
@@ -663,7 +649,7 @@ static void teardown(struct svc *s)
 	int bound = s->chan != NULL;
 	chan_destroy(&s->chan);
 	keys_close(&s->keys);
-	if (bound && strncmp(s->endpoint, "ipc://", 6) == 0)
+	if (bound)
 		/* the name is still locked, so the socket is ours (a killed daemon's stays: shown as
 		 * down) */
 		unlink(s->endpoint + 6);

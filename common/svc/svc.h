@@ -23,7 +23,7 @@ struct svc;
 
 /* Values of the keys that every daemon has. */
 struct svc_conf {
-	const char *name, *rundir, *endpoint, *listen, *advertise, *keys, *dns_servers, *control_group,
+	const char *name, *rundir, *listen, *advertise, *keys, *dns_servers, *control_group,
 		*metrics_listen, *log_level, *log_file;
 	uint64_t log_file_max_bytes, heartbeat_us, silence_us, stop_timeout_us;
 	uint32_t window_messages;

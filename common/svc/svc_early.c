@@ -15,8 +15,7 @@ static char own_sockets[2][MSG_ENDPOINT_MAX + 1];
 
 void svc_early_sockets(const struct svc *s)
 {
-	if (strncmp(s->endpoint, "ipc://", 6) == 0)
-		snprintf(own_sockets[0], sizeof own_sockets[0], "%s", s->endpoint + 6);
+	snprintf(own_sockets[0], sizeof own_sockets[0], "%s", s->endpoint + strlen("ipc://"));
 	svc_sock_path(s, s->name, own_sockets[1], sizeof own_sockets[1]);
 }
 

@@ -81,7 +81,7 @@ def test_kubernetes(s, tmp_path):
     assert pod["terminationGracePeriodSeconds"] >= max(stop_s) + ENDS_S + (min(stop_s) + ENDS_S if len(stop_s) > 1 else 0)
 
 
-@pytest.mark.parametrize("option", ["name=a b", "metrics_listen=foo", "metrics_listen=127.0.0.1:70000", "endpoint=tcp://127.0.0.1:7000", "advertise=10.0.0.1:7000", "listen=10.0.0.1:7000",
+@pytest.mark.parametrize("option", ["name=a b", "metrics_listen=foo", "metrics_listen=127.0.0.1:70000", "advertise=10.0.0.1:7000", "listen=10.0.0.1:7000",
                                     "control_group=nobody-has-this-one", "metrics_listen=1.2.3.4.5:80", "log_level=loud", "dns_servers=nowhere"])
 @pytest.mark.parametrize("program", ["pdrouterd", "pddecoded", "pdrank", "pdmessagerd", "pdstoraged"])
 def test_a_check_finds_what_a_start_would(program, option):

@@ -61,11 +61,7 @@ void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 {
 	static char endpoint[256], site[160];
 	struct svc *s = w->svc;
-	const char *e = svc_common(s)->endpoint;
-	if (e[0])
-		snprintf(endpoint, sizeof endpoint, "%s", e);
-	else
-		svc_ipc_endpoint(s, svc_name(s), endpoint, sizeof endpoint);
+	svc_ipc_endpoint(s, svc_name(s), endpoint, sizeof endpoint);
 	i->role = (char *)worker_role_name(w->role);
 	i->endpoint = endpoint;
 	i->model = (char *)w->info->name;
