@@ -117,10 +117,10 @@ int kern_pool_open_divided(const char *backend, const struct kern_part *part, un
                            struct kern_pool **ret_pool, char *errbuf, size_t errlen);
 void kern_pool_close(struct kern_pool **pool);
 /* After an error nothing of it is in progress. Returns KERN_EINVAL, before anything is copied,
- * for a piece beyond its pool, pools of different backends, or a reader of a copy to a pool. Between two memories, pieces that
- * continue the previous one on both sides, or (without `seen`) overlap it by the same amount on
- * both, are copied as one. KERN_ELOST, also from kern_wait: no copy of the pool will succeed in
- * this process. */
+ * for a piece beyond its pool, pools of different backends, or a reader of a copy to a pool.
+ * Between two memories, pieces that continue the previous one on both sides, or (without `seen`)
+ * overlap it by the same amount on both, are copied as one. KERN_ELOST, also from kern_wait: no
+ * copy of the pool will succeed in this process. */
 int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *errbuf,
               size_t errlen);
 int kern_wait(const struct kern_ticket *t, char *errbuf, size_t errlen);
