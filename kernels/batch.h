@@ -85,15 +85,17 @@ struct kern_kept {
 	uint32_t token, id;
 };
 
-/* How a span continues one of the run before, whose draws the host does not know yet;
- * KERN_OP_ADVANCE completes it. Of the earlier span's rows in `kept` (limits.results) those count
- * whose tokens were drawn before them: a + 1 of them. The span's first token is what the last of
- * these drew. The span, its rows' positions and slots, the tail's span and the indices of its draws
- * move on by `a`; the host has written them for a = 0, and its block table covers a = rows - 1. The
- * a + 1 draws are added to the span's history, and further tokens of the span are a draft: where
- * the longest run of at least `match` and at most KERN_MATCH_LONG last tokens occurred before in
- * the history, of equally long ones the latest, the tokens that followed, and after the last token
- * the draft itself; if there is none, the first token again. */
+/* How KERN_OP_ADVANCE completes a span that follows one of the run before, whose draws the host
+ * does not know yet. Of the earlier span's rows in `kept` (limits.results) the first is accepted,
+ * and those after it up to the first whose token is not what the row before it drew: a + 1 rows.
+ *  - the span's first token is the draw of the last accepted row;
+ *  - the positions of the span and its rows, their slots, the tail's span and the indices of its
+ *    draws move on by `a`. The host has written them for a = 0; its block table covers a = rows - 1;
+ *  - the draws of the accepted rows are appended to the span's history;
+ *  - the span's further tokens are a draft: what followed the longest match in the history (of
+ *    equally long ones the latest) of its last tokens, at least `match` and at most
+ *    KERN_MATCH_LONG; beyond the history's end the draft repeats. Without a match each is the
+ *    span's first token. */
 struct kern_advance {
 	/* the entry of `kept` of the first of the earlier span's rows that drew, and their number: a
 	 * row of the sequence's last token, then rows of a draft. KERN_NONE: the span is complete */
@@ -102,8 +104,7 @@ struct kern_advance {
 	uint32_t tail_span;
 	/* the sequence's history, no other span's; KERN_NONE: none, and the span is a single row */
 	uint32_t history;
-	/* tokens that the history is to begin with, before the draws of the earlier span; n 0: it goes
-	 * on */
+	/* tokens that replace the history before the draws are appended; n 0: it is kept */
 	struct kern_list known;
 };
 
@@ -150,7 +151,7 @@ struct kern_batch {
 	/* tail row r's result is written at sample.results[first_result + r], and kept there, so that
 	 * runs in flight do not overwrite each other's */
 	uint32_t first_result;
-	uint32_t advance; /* (spans) struct kern_advance; 0: none continues another */
+	uint32_t advance; /* (spans) struct kern_advance; 0: all spans are complete */
 };
 
 /* The largest batch of a program; memory is sized by it. */

@@ -154,8 +154,8 @@ static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, ch
 	return 1;
 }
 
-static int continues(const struct kern_batch *b, const struct kern_limits *l,
-                     const struct kern_advance *c, const struct kern_span *s)
+static int advance_fits(const struct kern_batch *b, const struct kern_limits *l,
+                        const struct kern_advance *c, const struct kern_span *s)
 {
 	const struct kern_span *tail = kern_part(b, b->tail_span);
 	uint32_t results = l->results ? l->results : l->tail_rows;
@@ -177,7 +177,7 @@ static int advances_fit(const struct kern_batch *b, const struct kern_limits *l,
 	const struct kern_advance *c = kern_part(b, b->advance);
 	const struct kern_span *span = kern_part(b, b->span);
 	for (uint32_t i = 0; b->advance && i < b->spans; i++)
-		if (c[i].from != KERN_NONE && !continues(b, l, &c[i], &span[i])) {
+		if (c[i].from != KERN_NONE && !advance_fits(b, l, &c[i], &span[i])) {
 			snprintf(errbuf, errlen,
 			         "a batch whose span %u of %u rows at position %u continues %u kept rows from "
 			         "%u on, has history %u of %u, begun with %u tokens, and span %u of the tail",

@@ -109,10 +109,10 @@ struct kern_op {
 	enum kern_op_kind kind;
 	enum kern_rows rows;
 	union {
-		/* Completes spans that continue others (struct kern_advance); the first operation of a
-		 * program, in which `kept` is where the draws of an earlier run were kept. Without it
-		 * batches are complete. histories (limits.histories, 1 + limits.history_tokens) words that
-		 * the caller has zeroed */
+		/* Completes spans whose first token the run before has drawn (struct kern_advance); the
+		 * first operation of a program. `kept`: where an earlier run has kept its draws. Without
+		 * this operation all spans are complete. histories (limits.histories, 1 +
+		 * limits.history_tokens) words that the caller has zeroed */
 		struct {
 			kern_ptr kept, histories;
 			uint32_t block_tokens, match;

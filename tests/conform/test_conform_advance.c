@@ -1,5 +1,5 @@
-/* test_conform_advance.c - spans that continue others: a batch that the device completes does what
- * one does that is complete. */
+/* test_conform_advance.c - KERN_OP_ADVANCE: a batch whose spans the device completes gives what
+ * the complete batch gives. */
 #include "tests/conform/conform.h"
 
 #include <stdlib.h>
