@@ -90,7 +90,7 @@ struct kern_kept {
  * and those after it up to the first whose token is not what the row before it drew: a + 1 rows.
  *  - the span's first token is the draw of the last accepted row;
  *  - the positions of the span and its rows, their slots, the tail's span and the indices of its
- *    draws move on by `a`. The host has written them for a = 0; its block table covers a = rows - 1;
+ *    draws move on by `a`. The host has written them for a = 0; its block table covers any `a`;
  *  - the draws of the accepted rows are appended to the span's history;
  *  - the span's further tokens are a draft: what followed the longest match in the history (of
  *    equally long ones the latest) of its last tokens, at least `match` and at most
