@@ -85,25 +85,15 @@ static void refuse_hello(struct chan *c, const struct incoming *in, const char *
 		         (unsigned long long)c->counts.hellos_refused, log_quote(reason));
 }
 
-static uint32_t pid_of(const struct peer *p)
-{
-	return p->hello && p->hello->process ? p->hello->process->pid : 0;
-}
-
-/* The end of a process ends its connections, also those to another host. The end of a host does
- * not, nor does a cut, before what was sent there has been waited for (sock_open). */
-static int connection_has_ended(struct chan *c, struct peer *p)
-{
-	Pds__Ack a = PDS__ACK__INIT;
-	return chan_send_link(c, p, MSG_ACK, &a.base) == ERR_CLOSED;
-}
-
 /* 1 if another process has the name and is alive. A peer whose process has ended, or that was
- * silent for too long, is no longer in the list. */
+ * silent for too long, is no longer in the list. The end of a process ends its connections, also
+ * those to another host, and sending fails; the end of a host does not, nor does a cut, before what
+ * was sent there has been waited for (sock_open). */
 static int name_is_taken(struct chan *c, const struct incoming *in, struct peer *old, char *why,
                          size_t len)
 {
 	uint64_t epoch = in->m.env->epoch;
+	Pds__Ack probe = PDS__ACK__INIT;
 	if (epoch == old->epoch && process_origin_same(&in->origin, &old->origin))
 		return 0;
 	if (epoch < old->epoch) {
@@ -113,9 +103,11 @@ static int name_is_taken(struct chan *c, const struct incoming *in, struct peer 
 		return 1;
 	}
 	if (epoch == old->epoch || (old->watched && !old->self) ||
-	    (clock_us() - old->heard_us < c->opts.silence_us / 2 && !connection_has_ended(c, old))) {
+	    (clock_us() - old->heard_us < c->opts.silence_us / 2 &&
+	     chan_send_link(c, old, MSG_ACK, &probe.base) != ERR_CLOSED)) {
+		const Pds__Process *process = old->hello ? old->hello->process : NULL;
 		snprintf(why, len, "the name %s is taken by process %u, which lives", old->name,
-		         pid_of(old));
+		         process ? process->pid : 0);
 		return 1;
 	}
 	return 0;
@@ -168,13 +160,6 @@ static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pd
 	chan_peer_up(c, p);
 }
 
-/* The peer has sent no numbered message and acknowledged none: then a second HELLO is only a
- * repetition of the first. */
-static int is_unused(const struct msg_link *l)
-{
-	return l->expect == 1 && l->n_window == l->next_seq - 1;
-}
-
 static void on_hello(struct chan *c, struct incoming *in)
 {
 	Pds__Hello *h = (Pds__Hello *)in->m.body;
@@ -201,9 +186,11 @@ static void on_hello(struct chan *c, struct incoming *in)
 		refuse_hello(c, in, "this is my own name");
 		return;
 	}
+	/* without a numbered message or an acknowledgement a second HELLO only repeats the first */
+	int is_unused = old && old->link.expect == 1 && old->link.n_window == old->link.next_seq - 1;
 	if (old && old->epoch == in->m.env->epoch &&
 	    ((h->knows_epoch == c->opts.epoch && h->link == old->link_id) ||
-	     (h->link == 0 && is_unused(&old->link)))) {
+	     (h->link == 0 && is_unused))) {
 		accept_hello(c, in, old, h, 1);
 		return;
 	}
@@ -299,25 +286,6 @@ void chan_hand_up(struct chan *c, struct peer *p, struct incoming *in)
 		c->hooks.message(c->hooks.arg, p, in->m.info->type, &head, in->m.body);
 }
 
-/* 0, ERR_FULL (more than limit bytes), or ERR_NOMEM. */
-static int parts_add(struct chan_parts *j, const void *bytes, size_t len, size_t limit)
-{
-	if (len > limit || j->len > limit - len)
-		return ERR_FULL;
-	if (j->len + len > j->size) {
-		size_t size = 2 * (j->len + len);
-		unsigned char *longer = realloc(j->bytes, size);
-		if (!longer)
-			return ERR_NOMEM;
-		j->bytes = longer;
-		j->size = size;
-	}
-	if (len) /* of an empty first part j->bytes may be NULL */
-		memcpy(j->bytes + j->len, bytes, len);
-	j->len += len;
-	return 0;
-}
-
 void parts_drop(struct chan_parts *j)
 {
 	free(j->bytes);
@@ -329,16 +297,30 @@ void parts_drop(struct chan_parts *j)
 static int join_parts(struct chan *c, struct chan_parts *j, struct incoming *in)
 {
 	struct err err = {0};
+	size_t limit = c->opts.message_bytes_max;
 	if (!in->m.env->more && !j->bytes && !j->lost)
 		return 1;
-	int r = j->lost ? 0 : parts_add(j, in->bytes, in->len, c->opts.message_bytes_max);
-	if (r < 0) {
-		err_set(&err, r, "%s from %s %s %zu bytes", in->m.info->name, in->m.env->sender,
-		        r == ERR_FULL ? "has more than" : "cannot be joined: out of memory after",
-		        r == ERR_FULL ? c->opts.message_bytes_max : j->len);
+	int too_long = in->len > limit || j->len > limit - in->len;
+	if (!too_long && !j->lost && j->len + in->len > j->size) {
+		size_t size = 2 * (j->len + in->len);
+		unsigned char *longer = realloc(j->bytes, size);
+		if (longer) {
+			j->bytes = longer;
+			j->size = size;
+		}
+	}
+	if (!j->lost && (too_long || j->len + in->len > j->size)) {
+		err_set(&err, too_long ? ERR_FULL : ERR_NOMEM, "%s from %s %s %zu bytes", in->m.info->name,
+		        in->m.env->sender,
+		        too_long ? "has more than" : "cannot be joined: out of memory after",
+		        too_long ? limit : j->len);
 		count_bad(c, &err);
 		parts_drop(j);
 		j->lost = 1;
+	} else if (!j->lost) {
+		if (in->len) /* of an empty first part j->bytes may be NULL */
+			memcpy(j->bytes + j->len, in->bytes, in->len);
+		j->len += in->len;
 	}
 	if (in->m.env->more)
 		return 0;
@@ -356,22 +338,10 @@ static void deliver_body(struct chan *c, struct peer *p, struct incoming *in)
 		chan_hand_up(c, p, in);
 }
 
-/* A number was skipped: asks the peer to resend at once, but not again for each later message. */
-static void report_gap(struct chan *c, struct peer *p)
-{
-	Pds__Ack a = PDS__ACK__INIT;
-	uint64_t now = clock_us();
-	c->counts.dropped++;
-	if (now - p->gap_us < c->timers.gap_us)
-		return;
-	p->gap_us = now;
-	a.missing = 1;
-	chan_send_link(c, p, MSG_ACK, &a.base);
-}
-
 static void on_numbered(struct chan *c, struct peer *p, struct incoming *in)
 {
 	Pds__Ack a = PDS__ACK__INIT;
+	uint64_t now = clock_us();
 	chan_worked(c, p);
 	switch (link_arrived(&p->link, in->m.env->seq)) {
 	case LINK_DELIVER:
@@ -386,14 +356,14 @@ static void on_numbered(struct chan *c, struct peer *p, struct incoming *in)
 		c->counts.duplicates++;
 		chan_owe_ack(c, p); /* the peer's window still has it */
 		return;
-	case LINK_GAP: report_gap(c, p); return;
+	case LINK_GAP: /* asks for what was skipped, but not again for each later message */
+		c->counts.dropped++;
+		if (now - p->gap_us < c->timers.gap_us)
+			return;
+		p->gap_us = now;
+		a.missing = 1;
+		chan_send_link(c, p, MSG_ACK, &a.base);
 	}
-}
-
-static void on_ack(struct chan *c, struct peer *p, const Pds__Ack *a)
-{
-	if (a->missing)
-		resend_soon(c, p);
 }
 
 static void on_known(struct chan *c, struct peer *p, struct incoming *in)
@@ -405,8 +375,9 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 	int this_link = e->ack_epoch == c->opts.epoch && e->link == p->link_id;
 	if (this_link)
 		chan_acked(c, p, e->ack);
-	if (in->m.info->type == MSG_ACK && this_link && decode_body(c, in) == 0)
-		on_ack(c, p, (const Pds__Ack *)in->m.body);
+	if (in->m.info->type == MSG_ACK && this_link && decode_body(c, in) == 0 &&
+	    ((const Pds__Ack *)in->m.body)->missing)
+		resend_soon(c, p);
 	if (in->m.info->flags & MSG_LINK)
 		return;
 	if (in->m.info->flags & MSG_NUMBERED) {
@@ -514,25 +485,6 @@ __attribute__((noinline)) static size_t copy_rid(unsigned char *out, zmq_msg_t *
 	return zmq_msg_size(f);
 }
 
-/* Reads the frames of one message, the first `want` into f[want + 1]. Returns how many it had; 0:
- * no message. */
-static int take_frames(struct sock *s, zmq_msg_t *f, int want)
-{
-	int n = 0;
-	for (int more = 1; more; n++) {
-		zmq_msg_t *m = &f[n < want ? n : want];
-		zmq_msg_init(m);
-		if (zmq_msg_recv(m, s->z, ZMQ_DONTWAIT) < 0) {
-			zmq_msg_close(m);
-			return n;
-		}
-		more = zmq_msg_more(m);
-		if (n >= want)
-			zmq_msg_close(m);
-	}
-	return n;
-}
-
 void chan_arrived(struct incoming *in, const void *env, size_t env_len)
 {
 	struct chan *c = in->s->c;
@@ -554,9 +506,20 @@ void chan_arrived(struct incoming *in, const void *env, size_t env_len)
 static int take_one(struct sock *s)
 {
 	zmq_msg_t f[4];
-	int want = s->peer ? 2 : 3, n = take_frames(s, f, want);
+	int want = s->peer ? 2 : 3, n = 0;
 	struct incoming in = {.s = s};
 	struct err err = {0};
+	for (int more = 1; more; n++) {
+		zmq_msg_t *m = &f[n < want ? n : want]; /* f[want]: frames too many */
+		zmq_msg_init(m);
+		if (zmq_msg_recv(m, s->z, ZMQ_DONTWAIT) < 0) {
+			zmq_msg_close(m);
+			break;
+		}
+		more = zmq_msg_more(m);
+		if (n >= want)
+			zmq_msg_close(m);
+	}
 	if (n == 0)
 		return -1;
 	if (n == want && (s->peer || zmq_msg_size(&f[0]) <= RID_MAX)) {
@@ -578,18 +541,6 @@ static int take_one(struct sock *s)
 	for (int i = 0; i < n && i < want; i++)
 		zmq_msg_close(&f[i]);
 	return 0;
-}
-
-/* A connection that is made anew needs a HELLO of its own, at once; `connected`: the socket takes
- * messages, so it has one. */
-static int hello_if_connected(struct chan *c, struct peer *p, int connected)
-{
-	if (!connected)
-		p->hello_waits = 1;
-	if (!connected || !p->hello_waits)
-		return 0;
-	chan_hello(c, p);
-	return 1;
 }
 
 int chan_events(struct sock *s)
@@ -634,9 +585,13 @@ int chan_take(struct sock *s)
 	s->takes = 1;
 	for (int i = 0; has_more && i < DRAIN_MAX && (i == 0 || clock_us() < until); i++) {
 		int events = chan_events(s);
-		if (s->peer && s->peer->state == PEER_HELLO &&
-		    hello_if_connected(s->c, s->peer, events & ZMQ_POLLOUT))
+		/* a connection that is made anew needs a HELLO of its own, at once */
+		if (s->peer && s->peer->state == PEER_HELLO && !(events & ZMQ_POLLOUT)) {
+			s->peer->hello_waits = 1; /* there is no connection now */
+		} else if (s->peer && s->peer->state == PEER_HELLO && s->peer->hello_waits) {
+			chan_hello(s->c, s->peer);
 			events = chan_events(s); /* the send may have consumed the descriptor's edge */
+		}
 		has_more = events & ZMQ_POLLIN && take_one(s) == 0;
 	}
 	s->takes = 0;
