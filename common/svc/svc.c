@@ -323,43 +323,6 @@ static void on_watchdog(evutil_socket_t fd, short what, void *arg)
 
 /* --- start --------------------------------------------------------------- */
 
-static int check_name(const char *name, struct err *err)
-{
-	if (strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
-	        strlen(name) &&
-	    name[0] != '.')
-		return 0;
-	return err_set(err, ERR_INVALID,
-	               "name = \"%s\": only letters, digits, '.', '_' and '-' are allowed, and it must "
-	               "not begin with '.'",
-	               name);
-}
-
-static int check_paths(const char *rundir, const char *name, struct err *err)
-{
-	size_t n = strlen(rundir) + strlen(name) + sizeof "/.sock.lock",
-		   limit = sizeof((struct sockaddr_un *)0)->sun_path;
-	if (rundir[0] != '/')
-		return err_set(err, ERR_INVALID, "rundir = \"%s\" is not an absolute path", rundir);
-	if (n > limit)
-		return err_set(err, ERR_INVALID,
-		               "socket paths in %s would have %zu bytes, the system's limit is %zu: choose "
-		               "a shorter rundir",
-		               rundir, n, limit);
-	return 0;
-}
-
-static int follow_parent(int parent, struct err *err)
-{
-	if (!parent)
-		return 0;
-	if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
-		return err_set(err, ERR_IO, "cannot watch the parent process: %s", strerror(errno));
-	if (getppid() != parent)
-		return err_set(err, ERR_CLOSED, "the parent process %d has already ended", parent);
-	return 0;
-}
-
 static void on_libevent_says(int severity, const char *text)
 {
 	static const enum log_level levels[] = {LOG_DEBUG, LOG_NOTICE, LOG_WARN, LOG_ERROR};
@@ -445,59 +408,6 @@ static int setup_chan(struct svc *s, struct err *err)
 	return chan_new(s->base, &opts, &hooks, &s->chan, err);
 }
 
-static int is_tcp(const char *endpoint)
-{
-	const char *port = strrchr(endpoint, ':');
-	return strncmp(endpoint, "tcp://", 6) == 0 && port > endpoint + 6 && port[1];
-}
-
-static int check_advertise(const char *advertise, const char *listen, struct err *err)
-{
-	if (!*listen)
-		return err_set(err, ERR_INVALID,
-		               "advertise = \"%s\" says where others reach `listen`, which is not set",
-		               advertise);
-	if (endpoint_is_wildcard(advertise))
-		return err_set(err, ERR_INVALID,
-		               "advertise = \"%s\" is a wildcard: set the HOST:PORT that daemons of other "
-		               "hosts connect to",
-		               advertise);
-	return endpoint_is_address(advertise)
-	           ? 0
-	           : err_set(err, ERR_INVALID, "advertise = \"%s\": allowed is HOST:PORT", advertise);
-}
-
-/* ZeroMQ also listens on INTERFACE:PORT, a name that other hosts do not know. */
-static int is_interface(const char *address)
-{
-	char name[IF_NAMESIZE];
-	size_t n = (size_t)(strrchr(address, ':') - address);
-	if (n >= sizeof name)
-		return 0;
-	snprintf(name, sizeof name, "%.*s", (int)n, address);
-	return if_nametoindex(name) != 0;
-}
-
-/* Checks `listen` and `advertise`, and sets where other hosts reach this daemon. */
-static int check_listen(struct svc *s, struct err *err)
-{
-	const char *listen = s->values.listen, *advertise = s->values.advertise;
-	int r = *advertise ? check_advertise(advertise, listen, err) : 0;
-	if (r < 0)
-		return r;
-	if (*listen && !is_tcp(listen))
-		return err_set(err, ERR_INVALID, "listen = \"%s\": allowed is tcp://ADDRESS:PORT", listen);
-	if (!*listen || !s->hooks->advertises)
-		return 0;
-	s->remote = mem_printf("%s@tcp://%s", s->name, *advertise ? advertise : listen + 6);
-	if (endpoint_is_remote(s->remote) && (*advertise || !is_interface(listen + 6)))
-		return 0;
-	return err_set(err, ERR_INVALID,
-	               "listen = \"%s\" does not say where daemons of other hosts reach this one: set "
-	               "advertise = \"HOST:PORT\"",
-	               listen);
-}
-
 static void secret_path(const struct svc *s, char *out, size_t size)
 {
 	snprintf(out, size, "%s/%s.secret", s->values.keys, s->name);
@@ -514,25 +424,70 @@ static int open_keys(struct svc *s, struct err *err)
 	return keys_open(s->values.keys, s->name, &s->keys, err);
 }
 
-static int find_group(const char *name, int64_t *ret_gid, struct err *err)
+/* Checks `listen` and `advertise`, and sets where other hosts reach this daemon. */
+static int check_listen(struct svc *s, struct err *err)
 {
-	const struct group *g = *name ? getgrnam(name) : NULL;
-	if (*name && !g)
-		return err_set(err, ERR_INVALID, "control_group = \"%s\": no such group", name);
-	*ret_gid = g ? (int64_t)g->gr_gid : -1;
-	return 0;
+	const char *listen = s->values.listen, *advertise = s->values.advertise,
+			   *port = strrchr(listen, ':');
+	if (*advertise && !*listen)
+		return err_set(err, ERR_INVALID,
+		               "advertise = \"%s\" says where others reach `listen`, which is not set",
+		               advertise);
+	if (*advertise && endpoint_is_wildcard(advertise))
+		return err_set(err, ERR_INVALID,
+		               "advertise = \"%s\" is a wildcard: set the HOST:PORT that daemons of other "
+		               "hosts connect to",
+		               advertise);
+	if (*advertise && !endpoint_is_address(advertise))
+		return err_set(err, ERR_INVALID, "advertise = \"%s\": allowed is HOST:PORT", advertise);
+	if (*listen && (strncmp(listen, "tcp://", 6) != 0 || port <= listen + 6 || !port[1]))
+		return err_set(err, ERR_INVALID, "listen = \"%s\": allowed is tcp://ADDRESS:PORT", listen);
+	if (!*listen || !s->hooks->advertises)
+		return 0;
+	s->remote = mem_printf("%s@tcp://%s", s->name, *advertise ? advertise : listen + 6);
+	/* ZeroMQ also listens on INTERFACE:PORT, a name that other hosts do not know */
+	char interface[IF_NAMESIZE] = "";
+	if (!*advertise && (size_t)(port - listen) - 6 < sizeof interface)
+		snprintf(interface, sizeof interface, "%.*s", (int)(port - listen) - 6, listen + 6);
+	if (endpoint_is_remote(s->remote) && !if_nametoindex(interface))
+		return 0;
+	return err_set(err, ERR_INVALID,
+	               "listen = \"%s\" does not say where daemons of other hosts reach this one: set "
+	               "advertise = \"HOST:PORT\"",
+	               listen);
 }
 
+/* Checks and keeps name, rundir, endpoints and control_group. */
 static int setup_names(struct svc *s, struct err *err)
 {
-	int r;
+	static const char allowed[] =
+		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+	const char *group = s->values.control_group;
 	s->name = mem_strdup(s->values.name);
 	s->rundir = mem_strdup(s->values.rundir);
 	s->endpoint = mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
-	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 ||
-	    (r = check_listen(s, err)) < 0)
+	if (s->name[strspn(s->name, allowed)] || s->name[0] == '.')
+		return err_set(err, ERR_INVALID,
+		               "name = \"%s\": only letters, digits, '.', '_' and '-' are allowed, and it "
+		               "must not begin with '.'",
+		               s->name);
+	if (s->rundir[0] != '/')
+		return err_set(err, ERR_INVALID, "rundir = \"%s\" is not an absolute path", s->rundir);
+	size_t n = strlen(s->rundir) + strlen(s->name) + sizeof "/.sock.lock",
+		   limit = sizeof((struct sockaddr_un *)0)->sun_path;
+	if (n > limit)
+		return err_set(err, ERR_INVALID,
+		               "socket paths in %s would have %zu bytes, the system's limit is %zu: choose "
+		               "a shorter rundir",
+		               s->rundir, n, limit);
+	int r = check_listen(s, err);
+	if (r < 0)
 		return r;
-	return find_group(s->values.control_group, &s->control_gid, err);
+	const struct group *g = *group ? getgrnam(group) : NULL;
+	if (*group && !g)
+		return err_set(err, ERR_INVALID, "control_group = \"%s\": no such group", group);
+	s->control_gid = g ? (int64_t)g->gr_gid : -1;
+	return 0;
 }
 
 static int unreadable(const char *key, const char *path, struct err *err)
@@ -585,24 +540,6 @@ static int plan(struct svc *s, const char *arg)
 	return r != 0;
 }
 
-static int take_descriptors(const struct svc *s, struct err *err)
-{
-	char setting[64] = "";
-	unsigned own = s->hooks->descriptors ? s->hooks->descriptors(s, setting, sizeof setting) : 0;
-	int r = descriptors_init(DESCRIPTORS_RESERVED + svc_metrics_descriptors(s) + own, err);
-	return r == ERR_FULL && own ? err_prefix(err, "%s", setting) : r;
-}
-
-static int open_log(const struct svc_conf *c, struct err *err)
-{
-	int r = *c->log_file ? log_file_open(c->log_file, c->log_file_max_bytes, err) : 0;
-	if (r < 0)
-		return r;
-	return log_start() < 0
-	           ? err_set(err, ERR_NOMEM, "cannot start the log thread: raise the limit on tasks")
-	           : 0;
-}
-
 static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 {
 	int r;
@@ -610,10 +547,16 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 		return r;
 	log_init(s->hooks->program, s->name);
 	log_set_level(s->values.log_level);
-	if ((r = follow_parent(o->die_with_parent, err)) < 0)
-		return r;
-	if ((r = take_descriptors(s, err)) < 0)
-		return r;
+	if (o->die_with_parent && prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
+		return err_set(err, ERR_IO, "cannot watch the parent process: %s", strerror(errno));
+	if (o->die_with_parent && getppid() != o->die_with_parent)
+		return err_set(err, ERR_CLOSED, "the parent process %d has already ended",
+		               o->die_with_parent);
+	char setting[64] = ""; /* what requires descriptors of its own */
+	unsigned own = s->hooks->descriptors ? s->hooks->descriptors(s, setting, sizeof setting) : 0;
+	r = descriptors_init(DESCRIPTORS_RESERVED + svc_metrics_descriptors(s) + own, err);
+	if (r < 0)
+		return r == ERR_FULL && own ? err_prefix(err, "%s", setting) : r;
 	/* sockets are accessible to the user and its group; the run directory's mode decides who can
 	 * reach them */
 	umask(0007);
@@ -621,8 +564,11 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
 		return r;
 	svc_early_sockets(s);
-	if ((r = open_log(&s->values, err)) < 0)
+	const struct svc_conf *c = &s->values;
+	if (*c->log_file && (r = log_file_open(c->log_file, c->log_file_max_bytes, err)) < 0)
 		return r;
+	if (log_start() < 0)
+		return err_set(err, ERR_NOMEM, "cannot start the log thread: raise the limit on tasks");
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;
 	schedule_trim(s, TRIM_TICK_US);
@@ -729,11 +675,6 @@ static int print_text(const struct svc *s, const struct svc_opts *o,
 	return r;
 }
 
-static const char *default_of(const struct conf_key *k, const struct svc_hooks *hooks)
-{
-	return strcmp(k->name, "name") == 0 ? hooks->default_name : k->def;
-}
-
 int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 {
 	struct svc *s = mem_zalloc(sizeof *s);
@@ -744,7 +685,8 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 	s->common = mem_alloc(sizeof common_keys);
 	memcpy(s->common, common_keys, sizeof common_keys);
 	for (struct conf_key *k = s->common; k->name; k++)
-		k->def = default_of(k, hooks);
+		if (strcmp(k->name, "name") == 0)
+			k->def = hooks->default_name;
 	const struct conf_key *const tables[] = {
 		s->common,
 		hooks->keys ? hooks->keys : &common_keys[sizeof common_keys / sizeof *common_keys - 1],
