@@ -153,14 +153,14 @@ LT_VALUES := tests/cuda_host/lt/values.c
 NCCL_VALUES := tests/cuda_host/nccl/values.c
 NCCL_H := $(if $(NVCC),$(wildcard $(dir $(NVCC))../include/nccl.h /usr/include/nccl.h))
 $(O)/cuda/$(NCCL_VALUES).o: ALLFLAGS += -DNCCL_OWN
-# one kernel may spill, for sm_120
-SPILLS := 'sample_rows', 32 bytes spill stores
+# what may spill: two registers of 255, stored twice and loaded once, for sm_89 and sm_100; sampling for sm_120
+SPILLS := -e "'attention_prefill_128', 8 bytes spill stores" -e "'sample_rows', 32 bytes spill stores"
 # C75xx are infos of ptxas that it runs wgmma one after the other: right, and several times slower
 $(O)/cuda/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  NVCC $<"
 	@$(NVCC) $(NVCCFLAGS) -MD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2>$(O)/cuda/$(*F).log || { cat $(O)/cuda/$(*F).log; rm -f $@; exit 1; }
-	@! grep -vF "$(SPILLS)" $(O)/cuda/$(*F).log | grep -iE -A3 'warning|\(C75[0-9]{2}\)|serialized' || { rm -f $@; exit 1; }
+	@! grep -vF $(SPILLS) $(O)/cuda/$(*F).log | grep -iE -A3 'warning|\(C75[0-9]{2}\)|serialized' || { rm -f $@; exit 1; }
 $(O)/cuda/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC $<"

@@ -61,20 +61,15 @@ static int is_target(const struct prefill *s, const char *name)
 	return 0;
 }
 
-static int any_link_down(struct chan *c)
-{
-	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
-		if (peer_tag(p) == TAG_WORKER && !peer_is_up(p))
-			return 1;
-	return 0;
-}
-
 /* Closes links that are down, to decode workers that no router and no job names any more: each
  * holds a socket and tries to connect again and again. */
 static void close_dead_links(struct prefill *s)
 {
 	struct chan *c = svc_chan(s->w->svc);
-	if (!any_link_down(c))
+	struct peer *down = chan_next(c, NULL);
+	while (down && (peer_tag(down) != TAG_WORKER || peer_is_up(down)))
+		down = chan_next(c, down);
+	if (!down)
 		return; /* the lists need not be joined */
 	Pds__Peers m;
 	peer_lists_union(&s->w->peer_lists, 0, &m);
@@ -110,22 +105,15 @@ static struct job *job_find(struct prefill *s, const struct msg_head *h)
 
 /* --- from the router ----------------------------------------------------- */
 
-/* The link to the decode worker of this name; NULL: none. */
-static struct peer *link_to(struct chan *c, const char *name)
-{
-	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
-		if (peer_tag(p) == TAG_WORKER && strcmp(peer_expected(p), name) == 0)
-			return p;
-	return NULL;
-}
-
 /* Makes the link, unless there is one. A link that is down gives way to a new endpoint: the worker
  * may run on another host now. ERR_INVALID: the worker is on another host, and the keys for it are
  * missing; ERR_FULL: no link can be made, which was logged. */
 static int connect_to(struct worker *w, const char *name, const char *endpoint)
 {
 	struct chan *c = svc_chan(w->svc);
-	struct peer *p = link_to(c, name);
+	struct peer *p = chan_next(c, NULL);
+	while (p && (peer_tag(p) != TAG_WORKER || strcmp(peer_expected(p), name) != 0))
+		p = chan_next(c, p);
 	if (strcmp(name, svc_name(w->svc)) == 0 ||
 	    (p && (peer_is_up(p) || strcmp(peer_endpoint(p), endpoint) == 0)))
 		return 0;
@@ -136,38 +124,29 @@ static int connect_to(struct worker *w, const char *name, const char *endpoint)
 	return chan_connect(c, endpoint, name, TAG_WORKER) ? 0 : ERR_FULL;
 }
 
-/* Adds a name to a text that is cut off where it is full. */
-static void keyless_add(char *text, size_t size, const char *name)
-{
-	size_t at = strlen(text);
-	snprintf(text + at, size - at, "%s%s", at ? " " : "", name);
-}
-
-/* Logs which workers have no link for want of keys, once while they are the same. */
-static void note_keyless(struct prefill *s, const char *names)
-{
-	if (strcmp(s->keyless, names) == 0)
-		return;
-	snprintf(s->keyless, sizeof s->keyless, "%s", names);
-	if (*names)
-		log_warn("peers_skipped", "decode=%s why=%s", log_quote(names),
-		         log_quote("they are on other hosts, and this worker lacks its own key or theirs "
-		                   "(pdctl keygen, pdctl keys): nothing is handed over to them"));
-}
-
+/* Connects to the decode workers that routers have named. Logs which have no link for want of keys,
+ * once while they are the same. */
 static void prefill_peers(struct worker *w, const Pds__Peers *m)
 {
-	char keyless[sizeof prefill_of(w)->keyless] = "";
+	struct prefill *s = prefill_of(w);
+	char keyless[sizeof s->keyless] = ""; /* their names, cut off where it is full */
 	int r = 0;
-	close_dead_links(prefill_of(w));
+	close_dead_links(s);
 	for (size_t i = 0; i < m->n_peers && r != ERR_FULL; i++) {
 		if (strcmp(m->peers[i]->role, "decode") != 0)
 			continue;
 		r = connect_to(w, m->peers[i]->name, m->peers[i]->endpoint);
+		size_t at = strlen(keyless);
 		if (r == ERR_INVALID)
-			keyless_add(keyless, sizeof keyless, m->peers[i]->name);
+			snprintf(keyless + at, sizeof keyless - at, "%s%s", at ? " " : "", m->peers[i]->name);
 	}
-	note_keyless(prefill_of(w), keyless);
+	if (strcmp(s->keyless, keyless) == 0)
+		return;
+	memcpy(s->keyless, keyless, sizeof keyless);
+	if (*keyless)
+		log_warn("peers_skipped", "decode=%s why=%s", log_quote(keyless),
+		         log_quote("they are on other hosts, and this worker lacks its own key or theirs "
+		                   "(pdctl keygen, pdctl keys): nothing is handed over to them"));
 }
 
 /* Those of an embedding, which needs none, are not asked. */
@@ -213,17 +192,6 @@ static const char *refusal(struct prefill *s, const struct job *j, int handed_ov
 		return text;
 	}
 	return NULL;
-}
-
-static void accept_job(struct prefill *s, struct job *j, const Pds__Submit *m)
-{
-	copy_candidates(j, m);
-	j->accepted_us = clock_us();
-	job_init(j, s);
-	j->w->stats.requests++;
-	log_req(LOG_INFO, &j->run.req.id, "accepted", "attempt=%u tokens=%u candidates=%u",
-	        j->run.req.attempt, j->run.req.n_tokens, j->reserve.n);
-	job_step(j, JE_ENTER);
 }
 
 /* Copies the request. -1: *f says why it is not accepted; its text may be in err. */
@@ -281,7 +249,13 @@ static void prefill_on_submit(struct svc *svc, struct peer *p, const struct msg_
 	}
 	snprintf(j->run.req.router, sizeof j->run.req.router, "%s", peer_name(p));
 	j->run.req.router_epoch = peer_epoch(p);
-	accept_job(s, j, m);
+	copy_candidates(j, m);
+	j->accepted_us = clock_us();
+	job_init(j, s);
+	w->stats.requests++;
+	log_req(LOG_INFO, &h->req, "accepted", "attempt=%u tokens=%u candidates=%u", h->attempt,
+	        j->run.req.n_tokens, j->reserve.n);
+	job_step(j, JE_ENTER);
 }
 
 static void prefill_on_cancel(struct svc *s, struct peer *p, const struct msg_head *h,
@@ -440,23 +414,6 @@ static void prefill_peer_down(struct worker *w, struct peer *p, const char *why)
 
 /* --- timers -------------------------------------------------------------- */
 
-static void check_waits(struct job *j, uint64_t now)
-{
-	static const struct worker_failure late = {
-		.fault = PDS__FAULT__FAULT_DEADLINE,
-		.text = "the request's deadline has passed in prefill"};
-	static const struct worker_failure no_messager = {
-		.fault = PDS__FAULT__FAULT_PEER_LOST,
-		.retry = 1,
-		.text = "the prefill worker's messager is gone or silent"};
-	if (now >= j->run.req.deadline_us)
-		job_fail(j, &late);
-	else if (!job_is_alone(j) && !j->sent && !tell_has_messager(&j->w->tell))
-		job_fail(j, &no_messager);
-	else
-		job_step(j, JE_CHECK);
-}
-
 /* A lease of this length is held: it must be renewed at least twice before it expires. */
 void stage_leased(struct prefill *s, uint64_t lease_us)
 {
@@ -501,11 +458,25 @@ static void renew(struct prefill *s)
 
 static void prefill_on_timer(struct svc *svc, void *arg)
 {
+	static const struct worker_failure late = {
+		.fault = PDS__FAULT__FAULT_DEADLINE,
+		.text = "the request's deadline has passed in prefill"};
+	static const struct worker_failure no_messager = {
+		.fault = PDS__FAULT__FAULT_PEER_LOST,
+		.retry = 1,
+		.text = "the prefill worker's messager is gone or silent"};
 	struct prefill *s = arg;
 	uint64_t now = clock_us();
 	(void)svc;
-	list_each_safe(it, nx, &s->jobs)
-		check_waits(list_entry(it, struct job, node), now);
+	list_each_safe(it, nx, &s->jobs) {
+		struct job *j = list_entry(it, struct job, node);
+		if (now >= j->run.req.deadline_us)
+			job_fail(j, &late);
+		else if (!job_is_alone(j) && !j->sent && !tell_has_messager(&s->w->tell))
+			job_fail(j, &no_messager);
+		else
+			job_step(j, JE_CHECK);
+	}
 	if (now - s->renewed_us > s->renew_us) {
 		s->renewed_us = now;
 		renew(s);

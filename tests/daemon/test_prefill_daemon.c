@@ -177,6 +177,7 @@ TEST(s_p_ends_at_kvsent)
 	ack(D1, 1);
 	kv_sent(2, &two);
 	at_rest();
+	pump_for(100000); /* those that are under way */
 	before1 = renewals(D1, 501);
 	before2 = renewals(D2, 502);
 	pump_for(900000);
