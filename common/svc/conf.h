@@ -35,8 +35,9 @@ struct conf_place {
 	uint64_t times; /* units of the field in one of the key's */
 };
 /* A field of a structure: an int, enum, uint32_t, uint64_t, size_t, double, const char * or struct
- * conf_items. BOOL: 0 or 1; STRING with choices in a number: the number of the choice, from 0. Texts
- * are valid until the next conf_reload, those of keys that it does not change until conf_destroy. */
+ * conf_items. BOOL: 0 or 1; STRING with choices in a number: the number of the choice, from 0.
+ * Texts are valid until the next conf_reload, those of keys that it does not change until
+ * conf_destroy. */
 #define CONF_TO(structure, field) CONF_TIMES(structure, field, 1)
 #define CONF_US(structure, field) CONF_TIMES(structure, field, 1000)           /* of ms */
 #define CONF_BYTES(structure, field) CONF_TIMES(structure, field, 1024 * 1024) /* of MiB */

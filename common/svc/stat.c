@@ -1,5 +1,5 @@
-/* stat.c - see stat.h. Numbers are read and buckets changed with relaxed order: a reader may see one
- * a moment before another, but never a torn or a lost value. */
+/* stat.c - see stat.h. Numbers are read and buckets changed with relaxed order: a reader may see
+ * one a moment before another, but never a torn or a lost value. */
 #include "svc/stat.h"
 #include "util/check.h"
 

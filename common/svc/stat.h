@@ -1,6 +1,6 @@
 /* stat.h - counters, gauges and histograms of a daemon, rendered as Prometheus text. Who counts has
- * the numbers in a structure of its own and adds to them in place; the daemon's one table says which
- * metric each of them is. Those that several threads change are _Atomic. */
+ * the numbers in a structure of its own and adds to them in place; the daemon's one table says
+ * which metric each of them is. Those that several threads change are _Atomic. */
 #ifndef SVC_STAT_H
 #define SVC_STAT_H
 

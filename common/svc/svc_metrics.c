@@ -89,13 +89,13 @@ static uint64_t processor_us(void)
 }
 
 /* What a page shows of the process and the skeleton. */
-struct figures {
+struct common_figures {
 	uint64_t cpu_us, resident_bytes, max_fds, started_s, uptime_s;
 	int64_t open_fds;
 	struct chan_counts chan;
 	uint64_t log_dropped, without_descriptor, messages_refused, commands_refused;
 };
-#define ROW(field, type, name, help) STAT_ROW(struct figures, field, type, name, help)
+#define ROW(field, type, name, help) STAT_ROW(struct common_figures, field, type, name, help)
 
 /* The same of every daemon; those that client libraries of Prometheus have, by their names. */
 static const struct stat_row common_stats[] = {
@@ -136,16 +136,16 @@ static const struct stat_row common_stats[] = {
 
 static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 {
-	struct figures f = {.cpu_us = processor_us(),
-	                    .resident_bytes = resident_bytes(),
-	                    .open_fds = open_descriptors(),
-	                    .max_fds = descriptors_limit(),
-	                    .started_s = s->started_unix_us / 1000000,
-	                    .uptime_s = (clock_us() - s->started_us) / 1000000,
-	                    .log_dropped = log_dropped(),
-	                    .without_descriptor = descriptors_refused(),
-	                    .messages_refused = s->messages_refused,
-	                    .commands_refused = s->commands_refused};
+	struct common_figures f = {.cpu_us = processor_us(),
+	                           .resident_bytes = resident_bytes(),
+	                           .open_fds = open_descriptors(),
+	                           .max_fds = descriptors_limit(),
+	                           .started_s = s->started_unix_us / 1000000,
+	                           .uptime_s = (clock_us() - s->started_us) / 1000000,
+	                           .log_dropped = log_dropped(),
+	                           .without_descriptor = descriptors_refused(),
+	                           .messages_refused = s->messages_refused,
+	                           .commands_refused = s->commands_refused};
 	chan_counts(s->chan, &f.chan);
 	stat_render(common_stats, &f, "", labels, out);
 }

@@ -1,5 +1,5 @@
-/* queue.h - bounded queue of pointers for any number of producers and consumers. It does not own the
- * items; a NULL item is a bug. All functions except new and destroy may be called from any
+/* queue.h - bounded queue of pointers for any number of producers and consumers. It does not own
+ * the items; a NULL item is a bug. All functions except new and destroy may be called from any
  * thread. */
 #ifndef UTIL_QUEUE_H
 #define UTIL_QUEUE_H

@@ -121,8 +121,8 @@ static int check(struct svc *s, struct err *err)
 	return r;
 }
 
-/* memory_bytes: of the GPU; 0: unknown, or none. A step of 8192 tokens takes memory that a small one
- * wants for KV. */
+/* memory_bytes: of the GPU; 0: unknown, or none. A step of 8192 tokens takes memory that a small
+ * one wants for KV. */
 static void fill_conf(const struct svc *s, uint64_t memory_bytes, struct worker_conf *ret)
 {
 	const uint64_t small_bytes = 40000000000;

@@ -601,6 +601,7 @@ TEST(test_threads)
 	}
 	for (unsigned i = 0; i < 2; i++)
 		pthread_join(th[i], NULL);
+	loop(); /* what was asked meanwhile is sent */
 	store_down(st, &peer, "process ended");
 	attached.gone(attached.arg, EPOCH);
 	for (struct store_completion *c; (c = take()); got++)
