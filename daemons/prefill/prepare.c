@@ -21,8 +21,8 @@ static void hash(struct job_prepare *p)
 
 /* 1 if the job may take `missing` blocks now. 0 for at most offload_wait_ms: some of the blocks
  * that would be evicted are not written to storage yet, or blocks are missing only because storage
- * reads them. After that time the former are evicted unwritten, and the write-outs of the latter are
- * void. */
+ * reads them. After that time the former are evicted unwritten, and the write-outs of the latter
+ * are void. */
 static int may_take(void *arg, uint32_t missing)
 {
 	struct job_prepare *p = arg;

@@ -34,7 +34,7 @@ KERNEL(round_rows, THREADS, struct round_args)
 	*(uint32_t *)(a.to + (size_t)r * a.k + c) = low | high << 16;
 }
 
-struct result {
+struct fast_result {
 	struct kern_tensor y;
 	const float *from, *bias; /* from: (rows, n); bias: (n), or NULL */
 	uint32_t n;
@@ -42,7 +42,7 @@ struct result {
 
 struct store_args {
 	const struct kern_batch *batch;
-	struct result of[KERN_PRODUCTS_MAX];
+	struct fast_result of[KERN_PRODUCTS_MAX];
 	int rows;
 };
 
@@ -54,7 +54,7 @@ KERNEL(store_rows, THREADS, struct store_args)
 		return;
 	UNROLL
 	for (uint32_t i = 0; i < KERN_PRODUCTS_MAX; i++) {
-		const struct result &g = a.of[i];
+		const struct fast_result &g = a.of[i];
 		if (c < g.n) {
 			for (uint32_t j = c; j < c + COLUMNS; j++) {
 				float v = g.from[(size_t)r * g.n + j];

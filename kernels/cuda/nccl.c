@@ -35,7 +35,7 @@ struct nccl {
 };
 
 /* What ranks, or stages, exchange first. */
-struct hello {
+struct nccl_hello {
 	int32_t version; /* of the library; 0: it cannot be loaded */
 	uint32_t ranks;
 	char machine[40], bus[16], numerics[48]; /* machine: the kernel's boot id; bus: of the GPU */
@@ -229,11 +229,11 @@ static int exchange(struct kern_device *dev, enum among among, const void *mine,
 }
 
 /* All must have the same library, and stages be able to run the same programs. */
-static int check_hellos(struct kern_device *dev, enum among among, const struct hello *all,
+static int check_hellos(struct kern_device *dev, enum among among, const struct nccl_hello *all,
                         unsigned n, unsigned me)
 {
 	const char *kind = among == AMONG_RANKS ? "rank" : "stage";
-	const struct hello *mine = &all[me];
+	const struct nccl_hello *mine = &all[me];
 	if (!mine->version)
 		return cuda_fail(dev, KERN_ENOTSUP,
 		                 "%s needs " LIBRARY
@@ -241,7 +241,7 @@ static int check_hellos(struct kern_device *dev, enum among among, const struct 
 		                 among == AMONG_RANKS ? "variant fast in a group" : "a pipeline of GPUs",
 		                 among == AMONG_RANKS ? ", or leave `variant` at auto" : "", api.why);
 	for (unsigned i = 0; i < n; i++) {
-		const struct hello *of = &all[i];
+		const struct nccl_hello *of = &all[i];
 		if (!of->version)
 			return cuda_fail(dev, KERN_ENOTSUP,
 			                 "%s %u cannot load " LIBRARY ": install NCCL 2.18 or later there",
@@ -263,7 +263,7 @@ static int check_hellos(struct kern_device *dev, enum among among, const struct 
 }
 
 /* The first two that share a GPU, which NCCL refuses. */
-static int find_shared(const struct hello *all, unsigned n, unsigned *ret_a, unsigned *ret_b)
+static int find_shared(const struct nccl_hello *all, unsigned n, unsigned *ret_a, unsigned *ret_b)
 {
 	for (*ret_b = 0; *ret_b < n; ++*ret_b)
 		for (*ret_a = 0; *ret_a < *ret_b; ++*ret_a)
@@ -276,7 +276,8 @@ static int find_shared(const struct hello *all, unsigned n, unsigned *ret_a, uns
 /* Makes a communicator of the ranks or the stages, unless ranks share a GPU. */
 static int comm_open(struct kern_device *dev, enum among among, unsigned me, unsigned n)
 {
-	struct hello mine = {.version = api.number, .ranks = dev->group.ranks}, all[CUDA_STAGES_MAX];
+	struct nccl_hello mine = {.version = api.number, .ranks = dev->group.ranks},
+					  all[CUDA_STAGES_MAX];
 	ncclUniqueId id = {{0}}, ids[CUDA_STAGES_MAX];
 	unsigned a, b;
 	_Static_assert(sizeof mine <= KERN_EXCHANGE_MAX && sizeof id <= KERN_EXCHANGE_MAX &&

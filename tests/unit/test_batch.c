@@ -1,5 +1,5 @@
-/* test_batch.c - the batcher by itself, with the runs of a prefill worker: which tokens of which make
- * a step, in which order, and who is given back. Runs are made up; nothing is computed, only
+/* test_batch.c - the batcher by itself, with the runs of a prefill worker: which tokens of which
+ * make a step, in which order, and who is given back. Runs are made up; nothing is computed, only
  * counted. */
 /* run: threads */
 #include "daemons/worker/batch/batch.h"

@@ -9,7 +9,7 @@
 
 #define BODY_KEPT 4096u
 
-struct flight *flight_new(struct bench_turn *t, size_t record, struct run *r)
+struct flight *flight_new(struct bench_turn *t, size_t record, struct bench_run *r)
 {
 	struct flight *f = mem_zalloc(sizeof *f);
 	f->run = r;

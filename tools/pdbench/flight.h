@@ -8,11 +8,11 @@
 #include "util/list.h"
 #include "work.h"
 
-struct run;
+struct bench_run;
 
 struct flight {
 	struct list node;
-	struct run *run;
+	struct bench_run *run;
 	struct bench_turn *turn;
 	struct call *call;
 	size_t record; /* index of its record */
@@ -28,16 +28,16 @@ struct flight {
 
 extern const struct call_hooks flight_hooks;
 
-struct flight *flight_new(struct bench_turn *t, size_t record, struct run *r);
+struct flight *flight_new(struct bench_turn *t, size_t record, struct bench_run *r);
 void flight_free(struct flight *f);
 
 /* implemented in run.c */
-struct bench_record *run_record(struct run *r, const struct flight *f);
-const struct bench_options *run_options(const struct run *r);
-int run_wants_answer(const struct run *r, const struct flight *f);
-void run_tokens(struct run *r, struct flight *f, uint32_t n, uint64_t now_us);
+struct bench_record *run_record(struct bench_run *r, const struct flight *f);
+const struct bench_options *run_options(const struct bench_run *r);
+int run_wants_answer(const struct bench_run *r, const struct flight *f);
+void run_tokens(struct bench_run *r, struct flight *f, uint32_t n, uint64_t now_us);
 /* frees f */
-void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char *why,
+void run_ended(struct bench_run *r, struct flight *f, enum outcome outcome, const char *why,
                uint64_t now_us);
 
 #endif

@@ -26,7 +26,7 @@
 #define REST_US 20000u
 #define FILES_SPARE 32u
 
-struct run {
+struct bench_run {
 	const struct bench_options *o;
 	struct result *res;
 	struct event_base *base;
@@ -50,16 +50,16 @@ struct run {
 /* A conversation between two rounds, or a resting slot of the closed loop. Both occupy a slot. */
 struct pause {
 	struct list node;
-	struct run *run;
+	struct bench_run *run;
 	struct bench_turn *turn; /* NULL: a resting slot */
 	struct event *timer;
 	uint64_t due_us;
 };
 
-static void fill(struct run *r);
-static void issue_due(struct run *r);
+static void fill(struct bench_run *r);
+static void issue_due(struct bench_run *r);
 
-static uint64_t since(const struct run *r, uint64_t now_us)
+static uint64_t since(const struct bench_run *r, uint64_t now_us)
 {
 	return now_us > r->begun_us ? now_us - r->begun_us : 0;
 }
@@ -73,7 +73,7 @@ static void start_timer(struct event *timer, uint64_t us)
 
 /* --- end of sending ------------------------------------------------------ */
 
-static void stop_sending(struct run *r, uint64_t at_us)
+static void stop_sending(struct bench_run *r, uint64_t at_us)
 {
 	if (r->no_more)
 		return;
@@ -82,7 +82,7 @@ static void stop_sending(struct run *r, uint64_t at_us)
 }
 
 /* Is a request due at this time past the warm-up? The first one opens the measured window. */
-static int is_measured(struct run *r, uint64_t due_us)
+static int is_measured(struct bench_run *r, uint64_t due_us)
 {
 	const struct span *w = &r->o->warmup;
 	if (r->issued < w->count || due_us < w->us)
@@ -94,7 +94,7 @@ static int is_measured(struct run *r, uint64_t due_us)
 	return 1;
 }
 
-static int is_past_end(const struct run *r, uint64_t due_us)
+static int is_past_end(const struct bench_run *r, uint64_t due_us)
 {
 	if (r->o->number && r->measured >= r->o->number)
 		return 1;
@@ -102,7 +102,7 @@ static int is_past_end(const struct run *r, uint64_t due_us)
 	       due_us >= r->res->window_begin_us + r->o->duration_us;
 }
 
-static void maybe_end(struct run *r)
+static void maybe_end(struct bench_run *r)
 {
 	if (r->in_flight == 0 && r->thinking == 0 && (r->no_more || (!r->ready && !r->closed)))
 		event_base_loopbreak(r->base);
@@ -110,7 +110,7 @@ static void maybe_end(struct run *r)
 
 /* --- sending ------------------------------------------------------------- */
 
-static void make_ready(struct run *r)
+static void make_ready(struct bench_run *r)
 {
 	if (r->ready || r->no_more || !(r->ready = work_next(r->work)))
 		return;
@@ -118,7 +118,7 @@ static void make_ready(struct run *r)
 	work_request(r->work, &r->o->urls[r->next_client], r->ready, &r->ready_text);
 }
 
-static void send_turn(struct run *r, struct bench_turn *t, struct buf *text, uint64_t due_us)
+static void send_turn(struct bench_run *r, struct bench_turn *t, struct buf *text, uint64_t due_us)
 {
 	uint64_t now = since(r, clock_us());
 	size_t at = r->res->n;
@@ -148,7 +148,7 @@ static void send_turn(struct run *r, struct bench_turn *t, struct buf *text, uin
 		stop_sending(r, now);
 }
 
-static void send_ready(struct run *r, uint64_t due_us)
+static void send_ready(struct bench_run *r, uint64_t due_us)
 {
 	struct bench_turn *t = r->ready;
 	r->ready = NULL;
@@ -156,7 +156,7 @@ static void send_ready(struct run *r, uint64_t due_us)
 	make_ready(r);
 }
 
-static void drop_ready(struct run *r)
+static void drop_ready(struct bench_run *r)
 {
 	if (!r->ready)
 		return;
@@ -167,14 +167,14 @@ static void drop_ready(struct run *r)
 
 /* --- closed loop --------------------------------------------------------- */
 
-static unsigned slots_now(const struct run *r, uint64_t now)
+static unsigned slots_now(const struct bench_run *r, uint64_t now)
 {
 	if (now >= r->o->ramp_us)
 		return r->o->concurrency;
 	return 1 + (unsigned)((double)(r->o->concurrency - 1) * (double)now / (double)r->o->ramp_us);
 }
 
-static void fill(struct run *r)
+static void fill(struct bench_run *r)
 {
 	uint64_t now = since(r, clock_us());
 	unsigned slots = slots_now(r, now);
@@ -190,7 +190,7 @@ static void fill(struct run *r)
 
 /* --- open loop ----------------------------------------------------------- */
 
-static void next_due(struct run *r)
+static void next_due(struct bench_run *r)
 {
 	if (!r->ready || r->no_more)
 		r->due_us = UINT64_MAX;
@@ -198,7 +198,7 @@ static void next_due(struct run *r)
 		r->due_us = r->o->arrivals == ARRIVE_TRACE ? r->ready->at_us : arrive_next(&r->arrive);
 }
 
-static void wait_until_due(struct run *r)
+static void wait_until_due(struct bench_run *r)
 {
 	if (r->due_us == UINT64_MAX)
 		return;
@@ -207,7 +207,7 @@ static void wait_until_due(struct run *r)
 }
 
 /* Sends the requests that are due; above in_flight_max it stops until one ends. */
-static void issue_due(struct run *r)
+static void issue_due(struct bench_run *r)
 {
 	r->late = 0;
 	while (r->due_us <= since(r, clock_us())) {
@@ -246,7 +246,7 @@ static void pause_free(struct pause *p)
 	free(p);
 }
 
-static void next_round(struct run *r, struct bench_turn *t, uint64_t due_us)
+static void next_round(struct bench_run *r, struct bench_turn *t, uint64_t due_us)
 {
 	struct buf text;
 	if (r->no_more || is_past_end(r, due_us)) {
@@ -262,7 +262,7 @@ static void next_round(struct run *r, struct bench_turn *t, uint64_t due_us)
 static void on_pause_end(evutil_socket_t fd, short what, void *arg)
 {
 	struct pause *p = arg;
-	struct run *r = p->run;
+	struct bench_run *r = p->run;
 	struct bench_turn *t = p->turn;
 	uint64_t due = p->due_us, now = since(r, clock_us());
 	(void)fd;
@@ -279,7 +279,7 @@ static void on_pause_end(evutil_socket_t fd, short what, void *arg)
 	maybe_end(r);
 }
 
-static void pause_for(struct run *r, struct bench_turn *t, uint64_t now, uint64_t us)
+static void pause_for(struct bench_run *r, struct bench_turn *t, uint64_t now, uint64_t us)
 {
 	struct pause *p = mem_zalloc(sizeof *p);
 	*p = (struct pause){
@@ -291,28 +291,28 @@ static void pause_for(struct run *r, struct bench_turn *t, uint64_t now, uint64_
 
 /* --- answers ------------------------------------------------------------- */
 
-struct bench_record *run_record(struct run *r, const struct flight *f)
+struct bench_record *run_record(struct bench_run *r, const struct flight *f)
 {
 	return &r->res->records[f->record];
 }
 
-const struct bench_options *run_options(const struct run *r)
+const struct bench_options *run_options(const struct bench_run *r)
 {
 	return r->o;
 }
 
-int run_wants_answer(const struct run *r, const struct flight *f)
+int run_wants_answer(const struct bench_run *r, const struct flight *f)
 {
 	return work_wants_answer(r->work, f->turn);
 }
 
-static int in_window(const struct run *r, uint64_t at)
+static int in_window(const struct bench_run *r, uint64_t at)
 {
 	return r->window_open && at >= r->res->window_begin_us &&
 	       (!r->o->duration_us || at < r->res->window_begin_us + r->o->duration_us);
 }
 
-void run_tokens(struct run *r, struct flight *f, uint32_t n, uint64_t now_us)
+void run_tokens(struct bench_run *r, struct flight *f, uint32_t n, uint64_t now_us)
 {
 	struct bench_record *rec = run_record(r, f);
 	uint64_t at = since(r, now_us);
@@ -338,7 +338,7 @@ void run_tokens(struct run *r, struct flight *f, uint32_t n, uint64_t now_us)
 	timeline_at(&r->res->timeline, at)->tokens += n;
 }
 
-static void go_on(struct run *r, struct flight *f, int ok, uint64_t now)
+static void go_on(struct bench_run *r, struct flight *f, int ok, uint64_t now)
 {
 	struct bench_turn *next = NULL;
 	if (ok && !r->no_more)
@@ -350,7 +350,7 @@ static void go_on(struct run *r, struct flight *f, int ok, uint64_t now)
 		pause_for(r, next, now, work_think_us(r->work, next));
 }
 
-void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char *why,
+void run_ended(struct bench_run *r, struct flight *f, enum outcome outcome, const char *why,
                uint64_t now_us)
 {
 	struct bench_record *rec = run_record(r, f);
@@ -380,7 +380,7 @@ void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char
 
 /* Ends requests that timed out. The list is in the order of sending, so the oldest come first;
  * ending one only appends new ones. */
-static void end_old(struct run *r, uint64_t now_us)
+static void end_old(struct bench_run *r, uint64_t now_us)
 {
 	list_each_safe(it, nx, &r->flights) {
 		struct flight *f = list_entry(it, struct flight, node);
@@ -395,7 +395,7 @@ static void end_old(struct run *r, uint64_t now_us)
 }
 
 /* --abort: ends requests that leave before their first token. */
-static void end_impatient(struct run *r, uint64_t now_us)
+static void end_impatient(struct bench_run *r, uint64_t now_us)
 {
 	list_each_safe(it, nx, &r->flights) {
 		struct flight *f = list_entry(it, struct flight, node);
@@ -408,7 +408,7 @@ static void end_impatient(struct run *r, uint64_t now_us)
 
 static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
-	struct run *r = arg;
+	struct bench_run *r = arg;
 	uint64_t now_us = clock_us(), now = since(r, now_us);
 	struct slot *s = timeline_at(&r->res->timeline, now);
 	(void)fd;
@@ -438,7 +438,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 
 static void on_stop(evutil_socket_t fd, short what, void *arg)
 {
-	struct run *r = arg;
+	struct bench_run *r = arg;
 	uint64_t now_us = clock_us();
 	(void)fd;
 	(void)what;
@@ -454,7 +454,7 @@ static void on_stop(evutil_socket_t fd, short what, void *arg)
 
 /* --- the whole run ------------------------------------------------------- */
 
-static int raise_files(struct run *r, struct err *err)
+static int raise_files(struct bench_run *r, struct err *err)
 {
 	struct rlimit l;
 	unsigned want = r->closed ? r->o->concurrency : r->o->in_flight_max;
@@ -475,7 +475,7 @@ static int raise_files(struct run *r, struct err *err)
 	return 0;
 }
 
-static int run_open(struct run *r, const struct server_info *server, struct err *err)
+static int run_open(struct bench_run *r, const struct server_info *server, struct err *err)
 {
 	list_init(&r->flights);
 	list_init(&r->pauses);
@@ -511,7 +511,7 @@ static int run_open(struct run *r, const struct server_info *server, struct err 
 	return 0;
 }
 
-static void run_close(struct run *r)
+static void run_close(struct bench_run *r)
 {
 	list_each_safe(it, nx, &r->pauses) {
 		struct pause *p = list_entry(it, struct pause, node);
@@ -547,7 +547,7 @@ static uint64_t cpu_us(void)
 	       (uint64_t)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-static void close_window(struct run *r)
+static void close_window(struct bench_run *r)
 {
 	struct result *s = r->res;
 	uint64_t last = 0;
@@ -561,7 +561,7 @@ static void close_window(struct run *r)
 	s->window_end_us = last > time_over || s->full_end_us >= time_over ? time_over : last;
 }
 
-static void run_all(struct run *r)
+static void run_all(struct bench_run *r)
 {
 	struct timeval tick = {.tv_usec = TICK_US};
 	uint64_t cpu = cpu_us();
@@ -585,7 +585,7 @@ static void run_all(struct run *r)
 int run_load(const struct bench_options *o, const struct server_info *server, struct result *ret,
              struct err *err)
 {
-	struct run r = {.o = o, .res = ret};
+	struct bench_run r = {.o = o, .res = ret};
 	result_init(ret);
 	int code = run_open(&r, server, err);
 	if (code == 0)

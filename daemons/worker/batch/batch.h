@@ -1,12 +1,12 @@
 /* batch.h - the batcher: the thread that computes the runs of a stage, step after step; what it
- * owns, what it is handed, what it shares with the loop. Files of the thread (batch, order, preempt,
- * restore, report, draft/) include this header and none of a stage: they cannot name what belongs to
- * the loop.
+ * owns, what it is handed, what it shares with the loop. Files of the thread (batch, order,
+ * preempt, restore, report, draft/) include this header and none of a stage: they cannot name what
+ * belongs to the loop.
  *
  * The loop hands a run to the thread (batcher_add) and gets it back once (batcher.returned). A
- * sequence of the decode stage is a run that ends with its answer. A job of the prefill stage is one
- * that ends with its first token (`first_only`): it comes with all its blocks and keeps them. What a
- * run does in between:
+ * sequence of the decode stage is a run that ends with its answer. A job of the prefill stage is
+ * one that ends with its first token (`first_only`): it comes with all its blocks and keeps them.
+ * What a run does in between:
  *
  *   WAITING -> RUNNING    in the inbox, or has no blocks yet
  *   PREEMPTED -> RUNNING    gave its blocks to an older run, or gave them up because storage did

@@ -1,12 +1,12 @@
 /* order.c - which of the runs that have their blocks a step takes first; on the batcher's thread.
  *
- * By arrival (fifo), or the shortest rest first (srpt). The rest of a run shrinks with the time that
- * it has waited and is 0 after ageing_us; then it comes before all others, by arrival, so that no
- * prompt starves. */
+ * By arrival (fifo), or the shortest rest first (srpt). The rest of a run shrinks with the time
+ * that it has waited and is 0 after ageing_us; then it comes before all others, by arrival, so that
+ * no prompt starves. */
 #include "batch.h"
 
-/* The tokens left to compute, or those that others wait for, less the share of ageing_us that it has
- * waited. */
+/* The tokens left to compute, or those that others wait for, less the share of ageing_us that it
+ * has waited. */
 static uint64_t order_key(const struct batcher *b, const struct run *r, uint64_t now)
 {
 	uint64_t waited = now > r->born_us ? now - r->born_us : 0, ageing_us = b->config.ageing_us;

@@ -1,15 +1,15 @@
 /* client.c - see client.h.
  *
  * A batch waits for the loop, is sent (asked.epoch), and completes; a get that was given up waits
- * for its fence before (asked.fence_us). Only the loop's thread sends a batch, completes it and frees
- * it; other threads add batches and mark them unwanted, under the lock. Messages are sent without
- * the lock, because the link may call back.
+ * for its fence before (asked.fence_us). Only the loop's thread sends a batch, completes it and
+ * frees it; other threads add batches and mark them unwanted, under the lock. Messages are sent
+ * without the lock, because the link may call back.
  *
  * Invariants: a batch is sent only while the link's peer and the process that maps our memory have
- * the same epoch, so each sent batch is ended either by an answer or by `gone` of that epoch. A get completes only on an answer, on the fence's acknowledgement, or on `gone`; the
- * fence is requested again each second and when the link comes up, because storage may have
- * forgotten it or been stopped. Answers are checked against the request; a mismatch is an error of
- * that item. */
+ * the same epoch, so each sent batch is ended either by an answer or by `gone` of that epoch. A get
+ * completes only on an answer, on the fence's acknowledgement, or on `gone`; the fence is requested
+ * again each second and when the link comes up, because storage may have forgotten it or been
+ * stopped. Answers are checked against the request; a mismatch is an error of that item. */
 #include "client.h"
 
 #include "daemons/worker/links/attach.h"
@@ -220,8 +220,8 @@ static void batch_send(struct store *st, struct asked *a)
 
 /* --- the loop's round --- */
 
-/* Sends a batch, gives it up, or asks for its fence. Returns when to look at it again; 0: not before
- * a message or a link event arrives. */
+/* Sends a batch, gives it up, or asks for its fence. Returns when to look at it again; 0: not
+ * before a message or a link event arrives. */
 static uint64_t asked_step(struct store *st, struct asked *a, uint64_t now)
 {
 	uint64_t deadline = a->deadline_us;
