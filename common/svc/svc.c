@@ -368,7 +368,7 @@ void svc_handle(struct svc *s, const struct svc_msg *instead)
 		s->dispatch[m->type] = *m;
 	}
 	for (const struct svc_msg *m = instead; m && m->fn; m++) {
-		CHECK(s->dispatch[m->type].fn);
+		CHECK((unsigned)m->type < SVC_MESSAGE_TYPES && s->dispatch[m->type].fn && !m->tag);
 		s->dispatch[m->type].fn = m->fn;
 	}
 }

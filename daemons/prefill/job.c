@@ -242,6 +242,10 @@ static void start_run(struct job *j)
 		w->stats.shared_tokens += j->start_tokens - had;
 	if (j->run.req.pooling)
 		j->run.hidden = pooled_new(w->info);
+	CHECK(j->run.blocks.n == worker_blocks_for(w, j->run.req.n_tokens) &&
+	      j->run.computed < j->run.req.n_tokens &&
+	      j->run.blocks.published <= j->run.computed / w->info->kv.block_tokens &&
+	      (job_is_alone(j) || j->run.slot != RUN_NO_SLOT));
 	j->run.born_us = clock_us();
 	batcher_add(&prefill_of(w)->batcher, &j->run);
 }

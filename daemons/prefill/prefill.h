@@ -160,7 +160,7 @@ struct job_share {
 struct job {
 	/* the loop's */
 	struct list node; /* all jobs, by arrival */
-	struct list wait; /* PARKED or SHARE, or held back by a benchmark */
+	struct list wait; /* RESERVE (parked) or SHARE */
 	struct worker *w;
 	enum job_state state;
 	uint64_t accepted_us, reserve_us;
@@ -175,8 +175,8 @@ struct job {
 	struct job_share share;
 	/* a prepare thread's */
 	struct job_prepare prepare;
-	/* the batcher's from batcher_add on. run.req and run.blocks are before that whoever's has the
-	 * job. Constant while a thread has it: all of run.req but its constraint */
+	/* The batcher's from batcher_add on. Before that, run.req and run.blocks belong to whoever has
+	 * the job. Constant while a thread has it: all of run.req but its constraint */
 	struct run run;
 	struct run_shared shared;
 };

@@ -662,7 +662,8 @@ static void stop(struct svc *s)
 int worker_main(int argc, char **argv, const char *program, const char *default_name,
                 enum worker_role role)
 {
-	/* what the stage handles instead (stage_ops.messages) is here as it is without one */
+	/* role_stray...: for messages meant for the other role; the stage's own handlers replace them
+	 * (svc_handle) */
 	static const struct svc_msg messages[] = {
 		{MSG_PEERS, on_peers, TAG_ROUTER},
 		{MSG_REQUEST_SUBMIT, role_stray, TAG_ROUTER},

@@ -378,9 +378,9 @@ static bool overlaps_itself(const struct kern_piece *p, size_t n)
 
 /* Random workloads of each way. */
 #if defined __SANITIZE_THREAD__ || defined __SANITIZE_ADDRESS__
-enum { TURNS = 6 };
+enum { MODEL_TURNS = 6 };
 #else
-enum { TURNS = 60 };
+enum { MODEL_TURNS = 60 };
 #endif
 
 TEST_LOOP(copies_against_a_model, 0, 2 * WAYS)
@@ -398,7 +398,7 @@ TEST_LOOP(copies_against_a_model, 0, 2 * WAYS)
 		make_late(a.peer.pool);
 	if (is_late && ways[w].to)
 		make_late(to->peer.pool);
-	for (int turn = 0; turn < TURNS; turn++) {
+	for (int turn = 0; turn < MODEL_TURNS; turn++) {
 		struct kern_piece piece[100], given[100];
 		struct kern_copy c = {.piece = given,
 		                      .n = turn % 2 ? some_pieces(piece, 100, &seed)

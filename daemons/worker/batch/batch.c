@@ -147,6 +147,8 @@ static void sleep_for_work(struct batcher *b)
 			pthread_cond_wait(&l->wake, &l->lock);
 			continue;
 		}
+		if (!until)
+			until = clock_us() + LOOK_AGAIN_US;
 		struct timespec t = {.tv_sec = (time_t)(until / 1000000u),
 		                     .tv_nsec = (long)(until % 1000000u) * 1000};
 		pthread_cond_timedwait(&l->wake, &l->lock, &t);
@@ -490,7 +492,7 @@ static void count_step(struct batcher *b, const struct batch_step *s, uint32_t r
 	struct worker *w = b->w;
 	if (!of_prompts && s->code == 0)
 		drafts_step_took(b, rows, took);
-	w->stats.prompt_tokens += of_prompts;
+	w->stats.prompt_tokens += s->code == 0 ? of_prompts : 0;
 	w->stats.steps++;
 	stat_observe_us(&w->stats.step_seconds, took);
 	stat_observe(&w->stats.step_tokens, rows);
@@ -508,6 +510,8 @@ static void land(struct batcher *b, struct batch_step *s)
 	if (s->code == 0)
 		s->code = engine_finish(b->w->engine, &s->err);
 	watch_end(&b->w->watch);
+	if (s->code < 0)
+		log_error("step_failed", "spans=%u text=%s", s->n, log_quote(s->err.text));
 	/* it ran only after the one before it */
 	uint64_t since = s->begin_us > b->own.landed_us ? s->begin_us : b->own.landed_us;
 	b->own.landed_us = clock_us();

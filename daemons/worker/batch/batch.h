@@ -40,6 +40,7 @@ struct drafts;
 struct sequence_drafts;
 
 #define RUN_NO_SLOT UINT32_MAX
+#define LOOK_AGAIN_US 5000u /* other sequences and leases may give blocks back at any time */
 
 /* Read and written by both threads. */
 struct run_shared {
@@ -118,10 +119,10 @@ struct batch_step {
 #define GROWTH_CAP_TOKENS 4096u
 
 /* Which runs a step takes first. */
-enum batch_order {
-	ORDER_AGE,  /* by born_us */
-	ORDER_FIFO, /* by turn */
-	ORDER_SRPT  /* the shortest rest first; who has waited ageing_us comes before all, by turn */
+enum batch_order {             /* after those that have one token left */
+	               ORDER_AGE,  /* by born_us */
+	               ORDER_FIFO, /* by turn */
+	               ORDER_SRPT /* the shortest rest first; who has waited ageing_us comes before all, by turn */
 };
 
 struct batcher_config {
@@ -140,7 +141,7 @@ struct batcher_config {
 
 /* The schedule thread's alone. */
 struct batcher_own {
-	struct list waiting, running; /* by age */
+	struct list waiting, running; /* by age; running in batcher_config.order */
 	struct list restores;         /* by the time when they were asked for */
 	/* the one that storage reads for: one at a time, so that a storage daemon that stops takes few
 	 * blocks with it */
@@ -181,8 +182,9 @@ struct batcher_shared {
 struct batcher {
 	struct worker *w;
 	struct batcher_config config;
-	/* posted to the loop. A run comes back, with what it owns; the blocks that its shared.wanted
-	 * asked for are published; storage has ended an abandoned restore, whose blocks are free */
+	/* Posted to the loop. A run comes back, with what it owns; the blocks that its shared.wanted
+	 * asked for are published (NULL: nobody sets `wanted`); storage has ended an abandoned restore,
+	 * whose blocks are free (NULL: no run is restored) */
 	void (*returned)(struct svc *s, void *run), (*published)(struct svc *s, void *run),
 		(*room)(struct svc *s, void *batcher);
 	struct batcher_own own;
@@ -191,7 +193,7 @@ struct batcher {
 	pthread_t thread;
 };
 
-/* Parts of a step, for tests. */
+/* Parts of a step; test_batch.c calls them. */
 void batch_sweep(struct batcher *b, struct list *l);
 void batch_tell_messager(struct batcher *b);
 void batch_fill(struct batcher *b, struct batch_step *s); /* chooses its spans */

@@ -11,6 +11,7 @@
 #include "batch.h"
 #include "daemons/worker/seq/pooled.h"
 #include "daemons/worker/seq/score.h"
+#include "util/check.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -29,6 +30,7 @@ void preempt_drop_blocks(struct batcher *b, struct run *r)
 
 void preempt_wait_again(struct batcher *b, struct run *r)
 {
+	CHECK(!r->first_only); /* its blocks are named to the messager */
 	preempt_drop_blocks(b, r);
 	drafts_give_history(b, r);
 	r->ahead = 0; /* its draft had room, and rows, in the step that was planned */
@@ -254,8 +256,6 @@ int preempt_is_ready(const struct batcher *b, const struct run *r)
 }
 
 /* --- waiting ------------------------------------------------------------- */
-
-#define LOOK_AGAIN_US 5000u /* other sequences and leases may give blocks back at any time */
 
 uint64_t preempt_wake_us(const struct batcher *b)
 {

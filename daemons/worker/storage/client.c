@@ -2,8 +2,8 @@
  *
  * A batch waits for the loop, is sent (asked.epoch), and completes; a get that was given up waits
  * for its fence before (asked.fence_us). Only the loop's thread sends a batch, completes it and
- * frees it; other threads add batches and mark them unwanted, under the lock. Messages are sent
- * without the lock, because the link may call back.
+ * frees it; other threads add batches and mark them unwanted, under the lock. Completions
+ * are given to `done` without the lock, which may ask and cancel.
  *
  * Invariants: a batch is sent only while the link's peer and the process that maps our memory have
  * the same epoch, so each sent batch is ended either by an answer or by `gone` of that epoch. A get
