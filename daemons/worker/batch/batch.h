@@ -118,11 +118,11 @@ struct batch_step {
  * and would keep the room of twenty others. */
 #define GROWTH_CAP_TOKENS 4096u
 
-/* Which runs a step takes first. */
-enum batch_order {             /* after those that have one token left */
-	               ORDER_AGE,  /* by born_us */
-	               ORDER_FIFO, /* by turn */
-	               ORDER_SRPT /* the shortest rest first; who has waited ageing_us comes before all, by turn */
+/* Which runs a step takes first, after those that have one token left. */
+enum batch_order {
+	ORDER_AGE,  /* by born_us */
+	ORDER_FIFO, /* by turn */
+	ORDER_SRPT  /* the shortest rest first; who has waited ageing_us comes before all, by turn */
 };
 
 struct batcher_config {
