@@ -409,6 +409,8 @@ TEST(test_destroyed_with_batches)
 	ask_and_send(STORE_OP_LOOKUP, 2, 0);
 	store_destroy(&st);
 	ck_assert_uint_eq(n_done, 0);
+	loop();
+	event_base_free(base);
 	set_up();
 }
 
