@@ -272,7 +272,6 @@ static void add_span(struct batcher *b, struct batch_step *s, struct run *r, uin
 		.blocks = r->blocks.block,
 	};
 	drafts_ask(b, r, sp);
-	r->chunks += left > 1 || r->first_only;
 	if (!r->begin_us)
 		r->begin_us = clock_us();
 	if (r->slot != RUN_NO_SLOT) { /* for the messager, which sends what is computed */
@@ -480,6 +479,8 @@ static void take_span(struct batcher *b, struct batch_step *s, uint32_t i,
 		leave_step(r);
 	if (r->ended)
 		return;
+	/* before the tokens, which go with the timing; a step that was refused is no chunk */
+	r->chunks += s->code == 0 && (r->first_only || run_tokens_left(r) > 1);
 	if (s->code < 0)
 		seq_failure_engine(&r->failure, &s->err);
 	r->ended = s->code < 0 || (r->req.pooling ? after_pooled(b, r, &s->spans[i])
