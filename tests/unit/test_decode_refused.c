@@ -138,6 +138,25 @@ TEST(what_is_too_much_together_goes_alone)
 	}
 }
 
+/* Those of a prefill worker end with their first token, keep their blocks, and count the step that
+ * was refused as no chunk. */
+TEST(first_tokens_that_are_too_much_together)
+{
+	refuse_above = 1;
+	for (uint32_t i = 0; i < RUNS; i++)
+		run[i].first_only = 1;
+	next_step(&b);
+	ck_assert_uint_eq(refused, 1);
+	for (uint32_t i = 0; i < RUNS; i++) {
+		ck_assert(was_posted(on_returned, &run[i]));
+		ck_assert_int_eq(run[i].failure.kind, FAILURE_NONE);
+		ck_assert_uint_eq(run[i].first.id, 110 + i);
+		ck_assert_uint_eq(run[i].req.n_tokens, 1);
+		ck_assert_uint_eq(run[i].blocks.n, 1);
+		ck_assert_uint_eq(run[i].chunks, 1);
+	}
+}
+
 /* One that is refused by itself fails without blame for this worker; the others go on. */
 TEST(one_that_is_refused_fails_alone)
 {
